@@ -15,6 +15,7 @@ from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import TensorClass
 from shardwright.cost.timeline.clock import SHARING, exposed_s
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
+from shardwright.cost.timeline.muon import orthogonalized
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import NodeCosts, Operator, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
@@ -233,20 +234,22 @@ def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
     timeline = simulate(made)
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
-    optimizer_s = sum([table[n.name].compute_s for n in graph.leaves("parameter")])
+    leaves = {leaf.name: repeats.get(_block(leaf), 1) if repeats else 1 for leaf in graph.leaves("parameter")}
+    shared = orthogonalized(programs.steps(execution), leaves)
+    optimizer_s = sum([table[leaf].compute_s for leaf in leaves]) + shared.compute_s
     stages = execution.schedule.num_stages
-    compute_s = sum([c.compute_s for c in table.values()]) - optimizer_s
+    compute_s = sum([c.compute_s for name, c in table.items() if name not in leaves])
     if stages > 1:
         passes_s, optimizer_s = made.compute_s(timeline.stages.index(timeline.busiest))
         compute_s = passes_s / execution.assumed.num_microbatches  # of the graph's batch, as the table is
     prediction = Prediction(
         timeline.step_s,
         compute_s,
-        sum([c.communication_s for c in table.values()]) / stages,
+        (sum([c.communication_s for c in table.values()]) + shared.exchange_s) / stages,
         optimizer_s,
         timeline.busiest.exposed_s,
         timeline.busiest.bubble_s,
-        sum([c.communication_bytes for c in table.values()]) / stages,
+        (sum([c.communication_bytes for c in table.values()]) + sum(shared.exchanged)) / stages,
         timeline.fullest.memory,
         timeline.fullest.peak_at,
         timeline.fullest.device_bytes,

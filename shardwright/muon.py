@@ -23,6 +23,7 @@ from shardwright.lowering.ranks.movement import Axis, chunk, seen, take
 from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.step.muon import owners_of
 from shardwright.planned import require_plan
 
 Steps = Sequence[tuple[Axis, int, int]]
@@ -166,16 +167,6 @@ class _Shared:
             dist.all_to_all_single(room, sent, [*map(sum, sizes)], counts, group=self.axis.group)
         pieces = iter(room.split([size for listed in sizes for size in listed]))
         return [[next(pieces).view(shape) for shape in listed] for listed in shapes]
-
-
-def owners_of(shapes: Sequence[torch.Size], num_ranks: int) -> list[int]:
-    """Return the owner of each matrix: the largest first, each to the rank with the least work so far."""
-    work = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
-    loads, owners = [0] * num_ranks, [0] * len(shapes)
-    for number in sorted(range(len(shapes)), key=lambda number: (-work[number], number)):
-        owners[number] = loads.index(min(loads))
-        loads[owners[number]] += work[number]
-    return owners
 
 
 def _place(p: DTensor, rank: int) -> tuple[int, ...]:

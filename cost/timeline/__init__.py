@@ -4,6 +4,7 @@ graph ─▶ steps ─▶ sections ─▶ chunk, actions (pcg.step) ─▶ prici
                                         ending: update ─────────┘ │ clock: streams     schedules ──┘
 
     steps              the cost of each operation of a graph, alone
+    muon               what sharing out Muon's matrices takes
     tasks              the work of one device between two barriers
     pricing            a chunk's actions as tasks: forward, and backward
     passes             what both have in common; `pieces`: moves and products in pieces

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
+from shardwright.cost.timeline.muon import Orthogonalized, orthogonalized
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.sums import is_bucketed
 from shardwright.cost.timeline.tasks import Recorder, Segment
@@ -63,9 +64,9 @@ def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
     return Held(held, freed, updated, moved_bytes / device.memory_bytes_per_s + overhead_s)
 
 
-def price_end(steps: Steps, stored: Held, sum_s: float) -> Segment:
+def price_end(steps: Steps, stored: Held, leaves: Mapping[str, int], sum_s: float) -> Segment:
     """Return the segment after a stage's last backward. `sum_s`: to sum gradients that other stages share."""
-    end = _End(steps, stored, sum_s)
+    end = _End(steps, stored, orthogonalized(steps, leaves), sum_s)
     for action in end_of_step(tuple(stored.updated), shared=sum_s > 0):
         end.recorder.verb = action.verb
         getattr(end, VERBS[action.verb].price)(action)
@@ -73,14 +74,20 @@ def price_end(steps: Steps, stored: Held, sum_s: float) -> Segment:
 
 
 class _End:
-    def __init__(self, steps: Steps, stored: Held, sum_s: float) -> None:
-        self.steps, self.stored, self.sum_s = steps, stored, sum_s
+    def __init__(self, steps: Steps, stored: Held, shared: Orthogonalized, sum_s: float) -> None:
+        self.steps, self.stored, self.shared, self.sum_s = steps, stored, shared, sum_s
         self.recorder = Recorder(steps.execution.assumed.overlap)
 
     def sum_over_stages(self, action: Action) -> None:
         self.recorder.launch("gradients of several stages", STAGES, self.sum_s, blocks=True)
 
     def update(self, action: Action) -> None:
+        for axis, seconds in self.shared.gather_s.items():
+            self.recorder.launch("gather whole matrices", axis, seconds, blocks=True)
+        if self.shared.compute_s:
+            self.recorder.compute("orthogonalize", self.shared.compute_s)
+        for axis, seconds in self.shared.return_s.items():
+            self.recorder.launch("return updates", axis, seconds, blocks=True)
         task = self.recorder.compute("optimizer", self.stored.update_s)
         for leaf, num_bytes in self.stored.freed:
             self.recorder.take("gradients", num_bytes, None, (task,), name=leaf)

@@ -75,7 +75,8 @@ class Maker:
         """
         key = (pieces, execution.assumed.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
-            stored = what_is_stored(self.steps, self.leaves(pieces))
+            leaves = self.leaves(pieces)
+            stored = what_is_stored(self.steps, leaves)
             held = stored.held
             state = defaultdict[str, float](float)
             for (category, _), num_bytes in held.items():
@@ -90,7 +91,7 @@ class Maker:
             if pool:
                 state["gathered"] = sum(pool.values())
             self._stages[key] = Stage(
-                pieces, dict(state), price_end(self.steps, stored, sum_s), self.steps.cluster.device, held
+                pieces, dict(state), price_end(self.steps, stored, leaves, sum_s), self.steps.cluster.device, held
             )
         return self._stages[key]
 

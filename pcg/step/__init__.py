@@ -8,6 +8,7 @@ How a step is run:
 
     execution, recompute, pipelining, precisions, assumed, optimizers
                               what layouts do not say: what is made again, stages, precision; what is only priced
+    muon                      which rank of a stage orthogonalizes which matrix
     asked, places             what that asks of each operation; names of operations that are equal in equal blocks
     meshes, messages          the mesh of each stage; what ranks send
 

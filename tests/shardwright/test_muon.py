@@ -1,19 +1,25 @@
-"""`sw.Muon`: whole matrices from parts in any layout, owners of equal work, weights of one process in every bit."""
+"""`sw.Muon`: whole matrices from parts in any layout, weights of one process in every bit, and what ranks send."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 import shardwright as sw
+from shardwright.cost.timeline.muon import orthogonalized
+from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import Axis
-from shardwright.muon import owners_of, part_of, put
+from shardwright.muon import part_of, put
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import whole
@@ -33,14 +39,6 @@ def test_parts_in_any_layout_make_the_whole() -> None:
             steps = [(Axis("", size, at), dim, blocks) for (size, dim, blocks), at in zip(axes, place, strict=True)]
             put(found, part_of(matrix, steps), steps)
         assert torch.equal(found, matrix), axes
-
-
-def test_owners_have_about_equal_work() -> None:
-    shapes = [torch.Size(shape) for shape in [(64, 64)] * 4 + [(64, 256), (256, 64)] * 4]
-    owners = owners_of(shapes, 4)
-    assert [owners.count(rank) for rank in range(4)] == [3, 3, 3, 3]
-    assert sorted(owners[4:]) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert owners_of(shapes[:1], 4) == [0]
 
 
 class Net(nn.Module):
@@ -70,27 +68,62 @@ def matrices(net: nn.Module) -> list[Any]:
     return [{"params": [first], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}, {"params": others}]
 
 
-def test_weights_are_those_of_one_process_in_every_bit() -> None:
+Moved = list[int]
+"""The bytes that a rank sent to others or received from them in each exchange, whichever is more."""
+
+
+@contextmanager
+def noted() -> Generator[Moved]:
+    moved, send = Moved(), dist.all_to_all_single
+
+    def noting(room: Tensor, sent: Tensor, arriving: list[int], leaving: list[int], group: Any) -> Any:
+        own = dist.get_rank(group)
+        sizes = (sum(counts[:own] + counts[own + 1 :]) for counts in (arriving, leaving))
+        moved.append(max(sizes) * sent.element_size())
+        return send(room, sent, arriving, leaving, group=group)
+
+    with mock.patch.object(dist, "all_to_all_single", noting):
+        yield moved
+
+
+def predicted(plan: sw.Plan) -> tuple[float, float]:
+    """The bytes that the busiest rank is predicted to move in the two exchanges of an update."""
+    steps = Steps(plan.graph, plan.cluster, plan.execution)
+    return orthogonalized(steps, dict.fromkeys(steps.parameters, 1)).exchanged
+
+
+def test_weights_are_those_of_one_process_in_every_bit_and_ranks_send_what_is_predicted() -> None:
     def net() -> Net:
         torch.manual_seed(0)
         return Net()
 
-    def body() -> list[dict[str, torch.Tensor]]:
-        found = list[dict[str, torch.Tensor]]()
-        for roles in ("zero", "tensor", "data"):
+    batch = {"x": torch.ones(4, 16)}
+    plans = [
+        sw.plan(net(), sw.Cluster.local(2), kwargs=batch, mesh={"x": 2}, roles=roles, optimizer=sw.Muon)
+        for roles in ("zero", "tensor", "data")
+    ]
+
+    def body() -> list[tuple[dict[str, Tensor], Moved]]:
+        found = list[tuple[dict[str, Tensor], Moved]]()
+        for plan in plans:
             model = net()
-            parallel = sw.compile(model, sw.Cluster.local(2), kwargs={"x": torch.ones(4, 16)}, mesh={"x": 2},
-                                  roles=roles, timeout_s=60, check_capture="never")  # fmt: skip
-            found.append(updated(parallel, sw.Muon(matrices(parallel), parallel=parallel, lr=0.02)))
+            parallel = sw.compile(model, kwargs=batch, plan=plan, timeout_s=60, check_capture="never")
+            with noted() as moved:
+                weights = updated(parallel, sw.Muon(matrices(parallel), parallel=parallel, lr=0.02))
+            found.append((weights, moved))
             with pytest.raises(ShardwrightError, match=r"not one of parallel\.parameters"):
                 sw.Muon(matrices(model), parallel=parallel)
         return found
 
     model = net()
     expected = updated(model, torch.optim.Muon(matrices(model), lr=0.02))
-    for found in run_ranks(body, 2, 60):
-        for weights in found:
+    ranks = run_ranks(body, 2, 60)
+    for found in ranks:
+        for weights, _ in found:
             torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+    for number, plan in enumerate(plans):
+        moved = map(max, *(found[number][1] for found in ranks))
+        assert tuple(moved) == 2 * predicted(plan)  # of two steps
 
 
 def test_one_rank_needs_nobody() -> None:
