@@ -12,22 +12,44 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import wraps
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 import torch
+from torch import Tensor, nn
 
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.store.weights import WeightFiles
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import Foreign, Way, ways
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.optimizers import Optimizer, optimizer_named
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, canonical
+from shardwright.search.plan import Plan
 from shardwright.search.request.options import NOTHING, SearchOptions, SearchWords
 
 PerMicrobatch = bool | str | Sequence[str]
 Pad = bool | int
 """The number of devices that dimensions are padded for; True: those of an axis."""
 _F = TypeVar("_F", bound=Callable[..., Any])
+_PATH = str, os.PathLike
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "model": ((nn.Module,), "a module, such as Net()"),
+    "cluster": ((Cluster,), "a cluster, such as Cluster.preset('dgx-h100') or Cluster.local(2)"),
+    "args": ((list, tuple), "the positional inputs of one batch, as (x, y)"),
+    "kwargs": ((Mapping,), "the inputs of one batch by name, as {'x': x}"),
+    "plan": ((Plan, *_PATH), "a plan, or the path of one"),
+    "loss_fn": ((Callable,), "a function of the model's result and the batch"),
+    "progress": ((Callable,), "a function of a message"),
+    "weights": ((WeightFiles, *_PATH), "a path, or WeightFiles(path); load a state_dict into the model"),
+    "rules": (_PATH, "the path of a rule file"),
+    "strict": ((bool,), "True or False"),
+    "timeout_s": ((Real,), "a number of seconds"),
+    "optimizer": ((str, type), "its name or its class, such as torch.optim.AdamW; make it of parallel.parameters()"),
+}
+"""The types of arguments, and what is expected, in words; others are judged by those who take them."""
+_NO_OPTIONS = nn.Module, Tensor, torch.optim.Optimizer
 
 
 class PlanWords(SearchWords, total=False):
@@ -148,7 +170,27 @@ def takes_options(function: _F) -> _F:
                 near = get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
                 raise TypeError(f"{function.__name__}() has no option {name!r}; {hint}")
+        for name, value in {**dict(zip(known, args, strict=False)), **given}.items():
+            _check_kind(f"{function.__name__}({name}=...)", name, value)
         return function(*args, **given)
 
     checked.__signature__ = own.replace(parameters=[*named, *options])  # pyright: ignore[reportAttributeAccessIssue]
     return cast("_F", checked)
+
+
+def _check_kind(where: str, name: str, value: object) -> None:
+    """Raise `PlanError` for an argument of another type, and for tensors, modules and optimizers among options."""
+    if name in _KINDS:
+        kinds, expected = _KINDS[name]
+        odd = None if value is None or isinstance(value, kinds) else value
+    else:
+        odd, expected = _odd(value), "what docs/planning.md says"
+    if odd is not None:
+        got = f"the class {odd.__name__}" if isinstance(odd, type) else f"an object of type {type(odd).__name__}"
+        raise PlanError(f"{where}: expected {expected}, got {repr(odd) if isinstance(odd, str) else got}")
+
+
+def _odd(value: object) -> object:
+    """Return a value, or the first of a list, that is no option; None if there is none."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return next((own for own in values if isinstance(own, _NO_OPTIONS)), None)

@@ -56,3 +56,34 @@ def test_what_a_plan_has_decided_is_named() -> None:
     assert guiding({"microbatches": 1, "pins": None, "reduce_dtype": "float32", "strict": True, "rules": "r"}) == [
         "microbatches", "reduce_dtype",
     ]  # fmt: skip
+
+
+NET = torch.nn.Linear(2, 2)
+OPTIMIZER = torch.optim.AdamW(NET.parameters())
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "message"),
+    [
+        (sw.plan, {"optimizer": OPTIMIZER},
+         r"plan\(optimizer=...\): expected its name or its class, .*, got an object of type AdamW$"),
+        (sw.plan, {"model": torch.nn.Linear}, r"expected a module, such as Net\(\), got the class Linear$"),
+        (sw.plan, {"cluster": "local:2"}, r"Cluster\.local\(2\), got 'local:2'$"),
+        (sw.plan, {"kwargs": torch.ones(2)}, r"by name, as \{'x': x\}, got an object of type Tensor$"),
+        (sw.plan, {"args": torch.ones(2)}, r"positional inputs of one batch, as \(x, y\), got"),
+        (sw.plan, {"rules": OPTIMIZER}, "the path of a rule file, got"),
+        (sw.plan, {"strict": "yes"}, "True or False, got 'yes'$"),
+        (sw.compile, {"plan": OPTIMIZER}, "a plan, or the path of one, got"),
+        (sw.compile, {"weights": NET.state_dict()}, "load a state_dict into the model, got an object of type"),
+        (sw.compile, {"loss_fn": torch.ones(2)}, "a function of the model's result and the batch, got"),
+        (sw.compile, {"timeout_s": "long"}, "a number of seconds, got 'long'"),
+        *((sw.plan, {name: odd}, rf"plan\({name}=...\): expected what docs/planning.md says, got an object of type")
+          for name, odd in [("mesh", torch.ones(2)), ("roles", OPTIMIZER), ("microbatches", torch.ones(2)),
+                            ("pins", NET), ("pins", [NET]), ("foreign", NET), ("pad", OPTIMIZER), ("stages", NET)]),
+    ],
+)  # fmt: skip
+def test_objects_that_are_no_options_are_refused_in_a_line(function: Any, words: Any, message: str) -> None:
+    given = {"model": NET, "cluster": sw.Cluster.local(2), "kwargs": {"input": torch.ones(2, 2)}, **words}
+    with pytest.raises(PlanError, match=message) as caught:
+        function(**given)
+    assert "\n" not in str(caught.value)
