@@ -30,6 +30,7 @@ import shardwright as sw
 from shardwright import api, programs, saving
 from shardwright.lowering import module, private
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks import rollcall
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.rollcall import PATIENCE_S
 from shardwright.lowering.runtime.inputs import Inputs
@@ -165,6 +166,12 @@ class _Fault:
 
 
 def _killed(*_: object) -> None:
+    """Kill this rank, but not while its thread writes into the file that is the store of forked ranks.
+
+    That would leave half an entry, which torch's `FileStore` reads on and on, without a timeout. A `TCPStore`, which
+    launchers have, is not harmed.
+    """
+    rollcall.leave()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

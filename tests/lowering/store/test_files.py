@@ -88,6 +88,29 @@ def test_parts_of_each_format(name: str, most: int, folder: Path) -> None:
         assert torch.equal(read_part(opened, "half", []), whole().bfloat16())
 
 
+def mapped_bytes() -> int:
+    """The bytes of files that this process has touched in its memory."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssFile"))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts pages as Linux does")
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+def test_bytes_of_others_are_not_read(name: str, tmp_path: Path) -> None:
+    state, path = {"x": torch.ones(64, 1 << 16)}, tmp_path / name
+    save_file(state, path) if name.endswith("safetensors") else torch.save(state, path)
+
+    def touched(size: int) -> int:
+        opened, before = open_files(path), mapped_bytes()
+        part = read_part(opened, "x", [(Axis("a", size, size - 1), 0, 1)])
+        assert part.nbytes == state["x"].nbytes // size
+        return mapped_bytes() - before
+
+    touched(1)  # what reads is loaded first
+    assert touched(1) > 0.9 * state["x"].nbytes
+    assert touched(8) < 0.3 * state["x"].nbytes  # the system maps a little around what is read
+
+
 def test_a_checkpoint_that_lacks_a_part_is_told(folder: Path) -> None:
     opened = open_files(folder / "dcp")
     stored = opened.stored["x"]  # pyright: ignore[reportAttributeAccessIssue]
