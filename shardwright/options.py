@@ -34,14 +34,15 @@ Pad = bool | int
 """The number of devices that dimensions are padded for; True: those of an axis."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PATH = str, os.PathLike
+_FUNCTION = cast("type", Callable)
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "model": ((nn.Module,), "a module, such as Net()"),
     "cluster": ((Cluster,), "a cluster, such as Cluster.preset('dgx-h100') or Cluster.local(2)"),
     "args": ((list, tuple), "the positional inputs of one batch, as (x, y)"),
     "kwargs": ((Mapping,), "the inputs of one batch by name, as {'x': x}"),
     "plan": ((Plan, *_PATH), "a plan, or the path of one"),
-    "loss_fn": ((Callable,), "a function of the model's result and the batch"),
-    "progress": ((Callable,), "a function of a message"),
+    "loss_fn": ((_FUNCTION,), "a function of the model's result and the batch"),
+    "progress": ((_FUNCTION,), "a function of a message"),
     "weights": ((WeightFiles, *_PATH), "a path, or WeightFiles(path); load a state_dict into the model"),
     "rules": (_PATH, "the path of a rule file"),
     "strict": ((bool,), "True or False"),
