@@ -284,7 +284,7 @@ class PlanFacts:
                 return "experts"
             if choice.outward == batch.get(node.name):
                 return "batch"
-            return "sequence" if choice.outward == sequence.get(node.name) else "features"
+            return "sequence" if _splits_alike(choice.outward, sequence.get(node.name)) else "features"
 
         whole = (WHOLE,) * len(self.mesh)
         return {n.name: tuple(use(n, choice) for choice in n.split or whole) for n in self.operators}
@@ -371,3 +371,8 @@ class PlanFacts:
         if role not in (TENSOR, FREE):
             return f"it has nothing that role {role!r} splits and {size} divides"
         return "moving its operands would cost more than splitting it saves"
+
+
+def _splits_alike(choice: Choice, other: Choice | None) -> bool:
+    """Return whether a choice splits as another one, perhaps in more blocks, as where a ring is balanced."""
+    return other is not None and choice.factors == other.factors and choice.blocks % other.blocks == 0
