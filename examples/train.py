@@ -1,4 +1,4 @@
-"""A training loop to copy: data, bf16, clipping, a schedule, evaluation, checkpoints, tokens per second and MFU.
+"""A training loop to copy: data, bf16, clipping, a schedule, evaluation, checkpoints, tokens/s and MFU, a progress bar.
 
     torchrun --nproc-per-node 2 examples/train.py --folder runs/gpt            until it is done, or ended
     torchrun --nproc-per-node 4 examples/train.py --folder runs/gpt            goes on, on any number of ranks
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from demo_model import SEQ, corpus, model
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -68,29 +69,40 @@ def train(options: argparse.Namespace) -> int:
     tokens = options.batch * options.length
     flops = 6 * sum(p.numel() for p in net.parameters()) * tokens  # of a step: forward, and backward twice that
     peak = cluster.num_devices * cluster.device.peak_flops_per_s("bf16" if options.precision else "fp32")
-    while step < options.steps:
-        for batch in loader:
-            start = time.perf_counter()
-            loss = parallel.forward_backward(**batch)
-            norm = parallel.clip_grad_norm_(1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            step += 1
-            value = loss.item()  # it waits for the device
-            step_s = time.perf_counter() - start
-            tell(
-                f"step {step}/{options.steps}  loss {value:.6f}  norm {norm.item():.3f}  "
-                f"lr {scheduler.get_last_lr()[0]:.2e}  {tokens / step_s:,.0f} tokens/s  MFU {flops / step_s / peak:.1%}"
-            )
-            ends = step == options.steps or signals.asked(parallel)
-            if ends or step % options.save_every == 0:
-                sw.save(options.folder, *run, step=step, keep=2, wait=ends)
-            if step % options.evaluate_every == 0:
-                tell(f"step {step}: loss on held-out text {evaluated(parallel, held_out, options.batch):.6f}")
-            if ends:
-                return 0 if step == options.steps else AGAIN
+    with progress(options.steps) as bar:
+        while step < options.steps:
+            for batch in loader:
+                start = time.perf_counter()
+                loss = parallel.forward_backward(**batch)
+                norm = parallel.clip_grad_norm_(1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                step += 1
+                bar.update(bar.task_ids[0], completed=step)
+                value = loss.item()  # it waits for the device
+                step_s = time.perf_counter() - start
+                rate, mfu = tokens / step_s, flops / step_s / peak
+                tell(
+                    f"step {step}/{options.steps}  loss {value:.6f}  norm {norm.item():.3f}  "
+                    f"lr {scheduler.get_last_lr()[0]:.2e}  {rate:,.0f} tokens/s  MFU {mfu:.1%}"
+                )
+                ends = step == options.steps or signals.asked(parallel)
+                if ends or step % options.save_every == 0:
+                    sw.save(options.folder, *run, step=step, keep=2, wait=ends)
+                if step % options.evaluate_every == 0:
+                    tell(f"step {step}: loss on held-out text {evaluated(parallel, held_out, options.batch):.6f}")
+                if ends:
+                    return 0 if step == options.steps else AGAIN
     return 0
+
+
+def progress(num_steps: int) -> Progress:
+    """A bar on rank 0, where there is a terminal; lines that are printed meanwhile stand above it."""
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, disable=dist.get_rank() > 0 or not sys.stdout.isatty())
+    bar.add_task("steps", total=num_steps)
+    return bar
 
 
 def factor(step: int, warmup: int, last: int) -> float:

@@ -79,7 +79,7 @@ def launch(
         raise ShardwrightError(f"launch: {own[0]} goes with FILE.py:FUNCTION; a script has its own, after --")
     words = {"plan": plan_path, **options} if is_model else {}
     job = Launched(
-        name=_checked_name(name or Path(target.partition(":")[0]).stem),
+        name=_name_of(target) if name is None else _checked_name(name),
         about=" ".join(f"Written by `shardwright launch` for {plan_path}: {plans[-1].model}".split()),
         nodes=_nodes(plans, per_node, plan_path),
         per_node=per_node,
@@ -139,6 +139,12 @@ def _nodes(plans: Sequence[Plan], per_node: int, path: Path) -> range:
                 f"more; add it with `shardwright plan --for {number * per_node} --output {path}`"
             )
     return nodes
+
+
+def _name_of(target: str) -> str:
+    """Return the name of a job from that of its file."""
+    words = re.findall(r"[a-z0-9]+", Path(target.partition(":")[0]).stem.lower())
+    return re.sub(r"^(?![a-z])", "run-", "-".join(words))[:52].rstrip("-")
 
 
 def _checked_name(name: str) -> str:

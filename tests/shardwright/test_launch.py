@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from shardwright.cli import run as run_command
+from shardwright.cli.launch import _checked_name, _name_of
 from shardwright.cli.main import cli
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.stopping import AGAIN
@@ -94,6 +95,19 @@ def test_a_batch_script_runs(run: Run, tmp_path: Path) -> None:
     ranks = sorted(Path().glob("rank-*"))
     assert [file.name.rsplit("-", 1)[0] for file in ranks] == ["rank-0-0-2-1", "rank-1-0-2-1"]
     assert {file.read_text() for file in ranks} == {f"{AGAIN} a b"}
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("Train_GPT v2.py:make", "train-gpt-v2"),
+        ("runs/2026-11.py", "run-2026-11"),
+        ("ü_.py", "run"),
+        ("a" * 60, "a" * 52),
+    ],
+)
+def test_a_job_has_the_name_of_its_file(target: str, name: str) -> None:
+    assert _name_of(target) == _checked_name(_name_of(target)) == name
 
 
 @pytest.mark.usefixtures("plans")

@@ -15,8 +15,8 @@ from tests.shardwright.command import launch
 from tests.shardwright.test_demo import ROOT, SMALLER
 
 STEPS = 8
-AFTER = "            step += 1\n"
-KILL = "            step == {} and dist.get_rank() and __import__('signal').raise_signal({})\n"
+AFTER = "                step += 1\n"
+KILL = "                step == {} and dist.get_rank() and __import__('signal').raise_signal({})\n"
 
 
 @pytest.mark.slow
