@@ -60,4 +60,8 @@ PACKAGES: list[Row] = [
     Row("pytorch-tabnet", "TabNet", made("pytorch_tabnet.tab_network:TabNet", 8, 2, n_d=8, n_a=8, n_steps=2, virtual_batch_size=4, group_attention_matrix=made("torch:eye", 8)), (real(8),)),
     Row("snntorch", "Leaky", made("snntorch:Leaky", beta=0.9, init_hidden=True, learn_beta=True), (real(16),)),
     Row("sinkhorn-transformer", "SinkhornTransformerLM", made("sinkhorn_transformer:SinkhornTransformerLM", num_tokens=64, dim=32, heads=4, depth=2, bucket_size=4, max_seq_len=16), TOKENS),
+    *(Row("vit-pytorch", f"vit_pytorch.{name.replace(':', '.')}", made(f"vit_pytorch.{name}", **{**VIT, **more}), IMAGE) for name, more in (
+        ("simple_vit_with_register_tokens:SimpleViT", {}), ("simple_vit_with_qk_norm:SimpleViT", {}), ("simple_vit_with_value_residual:SimpleViT", {}), ("vit_with_patch_dropout:ViT", {}),
+        ("learnable_memory_vit:ViT", {}), ("xcit:XCiT", {"depth": 1, "cls_depth": 1}),
+    )),
 ]  # fmt: skip
