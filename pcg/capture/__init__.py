@@ -18,6 +18,7 @@ Deep models are exported from a few of their layers:
 The program is the one that trains:
 
     eagerly       branches that ask whether they are compiled are answered as in eager mode
+    distributions `torch.distributions` make no checks of values
     masks         attention masks of `transformers` as they are in training
     modules       each module's own precision
     casting       16-bit parameters over masters in float32

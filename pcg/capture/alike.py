@@ -28,6 +28,7 @@ from shardwright.pcg.capture.depth import Layers, shortened
 from shardwright.pcg.capture.hooks import captured_hooks
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.capture.kinds import chosen
+from shardwright.pcg.capture.places import put_back
 from shardwright.pcg.capture.record import written_by
 from shardwright.pcg.capture.state import Kept
 from shardwright.pcg.capture.unseen import unseen_refused
@@ -96,7 +97,7 @@ class ForwardTrace:
         copy = deepcopy(self._model, copied)  # the Python state of the copy may change
         quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
         beside = mock.patch.object(self._mode, "allow_non_fake_inputs", new=True)  # parameters and buffers
-        with quiet, beside, shortened(copy, found), captured_hooks(copy):
+        with quiet, beside, put_back(copy), shortened(copy, found), captured_hooks(copy):
             return _Notes(copy, batch, found, self._mode, self._forward)
 
     def _fake(self, tensor: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from shardwright.pcg.capture.autograd import gradients_kept
 from shardwright.pcg.capture.backwards import backwards_refused, check_backward
 from shardwright.pcg.capture.deepening import deepened
 from shardwright.pcg.capture.depth import Layers, lists_of_layers, shortened
+from shardwright.pcg.capture.distributions import arguments_unchecked
 from shardwright.pcg.capture.eagerly import as_in_eager
 from shardwright.pcg.capture.exporting import export
 from shardwright.pcg.capture.fake import unnoted
@@ -132,6 +133,7 @@ class _LossOnly(nn.Module):
             backwards_refused(self.model),
             gradients_kept(self.model) as watch,
             masks_as_trained(),
+            arguments_unchecked(),
             self.foreign.called(),
             low,
         ):
@@ -316,7 +318,8 @@ def _forward_of(
     """Return a function that runs a copy of a model on a batch, gives the loss, and notes the other results."""
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
-        with masks_as_trained(), in_own_precision(copy, precision, device), _autocast(device, low):
+        own = in_own_precision(copy, precision, device)
+        with masks_as_trained(), arguments_unchecked(), own, _autocast(device, low):
             result = copy(**batch, **options)
             loss = find_loss(result)
             beside.update(_beside(result, loss))

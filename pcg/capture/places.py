@@ -1,7 +1,7 @@
 """The places where a model holds Python state: in its modules' attributes, lists, dictionaries and objects in these.
 
 Classes count too, and so do the global variables, closures and defaults that methods name, and those of functions that
-methods call. The state of libraries does not.
+methods call. The state of libraries does not, but for results that are kept: by `functools.cache`, by distributions.
 
     model ──Snapshot──▶ every place by its path, every holder with its parts ──put_back──▶ the model as it was
 
@@ -26,11 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions import Distribution, Transform
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CONTAINERS = (list, tuple, deque, dict, set, frozenset)
 _NAMED = ("_parameters", "_buffers", "_modules")
 """The dictionaries of every module whose parts are addressed like attributes."""
+_KEEPING = (Distribution, Transform)
+"""Objects of torch that keep what they have computed."""
+Cached = type(cache(int))
+"""The type of functions that keep their results."""
 _DEEPEST = 8
 _LARGEST = 10_000
 """The largest number of parts of a container that is looked into."""
@@ -99,19 +104,26 @@ class Holder(NamedTuple):
 
 
 class Snapshot:
-    """The state that a model holds at some time. `places`: by path, such as "blocks.0.step" or "history[3]"."""
+    """The state that a model holds at some time. `places`: by path, such as "blocks.0.step" or "history[3]".
+
+    `caches`: functions that keep their results, with the number of results so far.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.places: dict[str, Place] = {}
         self.holders: list[Holder] = []
+        self.caches: list[tuple[Any, int]] = []
         self._seen: dict[int, object] = {id(module): module for module in model.modules()}
         for owner, module in model.named_modules():
             self._module(Origin(owner), module)
 
     def put_back(self) -> None:
-        """Give every holder the parts that it had."""
+        """Give every holder the parts that it had; functions forget all results if they have kept new ones."""
         for holder in self.holders:
             holder.write(holder.parts)
+        for function, results in self.caches:
+            if function.cache_info().misses != results:
+                function.cache_clear()
 
     def put(self, origins: Collection[Origin], swap: Callable[[object], object]) -> None:
         """Give back only parts reached from some attributes, with values put through `swap`."""
@@ -136,10 +148,12 @@ class Snapshot:
             for key, part in value.items():
                 own = Origin(origin.owner, key, origin.is_shared)
                 self.places[f"{prefix}{key}"] = Place(own, value, key, part, str(name))
-        for kind in type(module).__mro__:
+        self._classes(type(module), origin._replace(is_shared=True))
+
+    def _classes(self, of: type, shared: Origin) -> None:
+        for kind in of.__mro__:
             if id(kind) not in self._seen and not _is_torchs(kind):
                 self._seen[id(kind)] = kind
-                shared = origin._replace(is_shared=True)
                 self._parts(kind.__name__, Place(shared, None, "", kind), 0)
                 for value in vars(kind).values():
                     self._function(value, shared)
@@ -147,9 +161,16 @@ class Snapshot:
     def _function(self, value: object, shared: Origin) -> None:
         """Note what a user's function names: globals, variables of outer functions, defaults, and functions."""
         function = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
-        if not isinstance(function, FunctionType) or id(function) in self._seen or is_installed(function):
+        if isinstance(function, Cached):
+            self.caches.append((function, function.cache_info().misses))
+            function = function.__wrapped__
+        if not isinstance(function, FunctionType) or id(function) in self._seen:
             return
         self._seen[id(function)] = function
+        if is_installed(function):
+            named = (function.__globals__.get(name) for name in _names_in(function.__code__))
+            self.caches += [(each, each.cache_info().misses) for each in named if isinstance(each, Cached)]
+            return
         own = vars(function), dict(enumerate(function.__defaults__ or ())), function.__kwdefaults__ or {}
         named = Names(function.__globals__, frozenset(_names_in(function.__code__)))
         for name, holder in ((function.__module__, named), *((function.__qualname__, each) for each in own)):
@@ -169,13 +190,17 @@ class Snapshot:
         self._seen[id(value)] = value
         if isinstance(value, CONTAINERS):
             self._parts(path, place, depth)
+        elif isinstance(value, _KEEPING):
+            self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
         elif callable(value):
             del self._seen[id(value)]
             self._function(value, place.origin._replace(attribute="", is_shared=True))
         elif place.origin.is_shared and is_installed(type(value)):  # a logger, a pool, a lock
             return
-        elif not callable(value) and not _is_torchs(type(value)) and hasattr(value, "__dict__"):
+        elif not _is_torchs(type(value)) and hasattr(value, "__dict__"):
             self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
+            if not is_installed(type(value)):
+                self._classes(type(value), place.origin._replace(attribute="", is_shared=True))
 
     def _parts(self, path: str, place: Place, depth: int, called: str = "{}[{!r}]") -> None:
         """Note the places that the value of a place holds."""

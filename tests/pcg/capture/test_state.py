@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import cache, cached_property, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -292,3 +293,72 @@ def with_caches(m: Any, y: Tensor) -> Tensor:
 def test_caches_outside_of_the_model_are_let_be() -> None:
     assert capture(Stateful(with_caches), BATCH).graph.outputs
     assert not SCALES
+
+
+# ---- what functions and libraries keep for a model ----
+
+
+TABLES: dict[int, Tensor] = {}
+
+
+def in_globals(size: int) -> Tensor:
+    if size not in TABLES:
+        TABLES[size] = torch.arange(float(size)).cos()
+    return TABLES[size]
+
+
+@cache
+def remembered(size: int) -> Tensor:
+    return torch.arange(float(size)).cos()
+
+
+class Keeping:
+    @cached_property
+    def table(self) -> Tensor:
+        return torch.arange(4.0).cos()
+
+    @lru_cache(2)  # noqa: B019
+    def of(self, size: int) -> Tensor:
+        return torch.arange(float(size)).cos()
+
+
+KEEPING = Keeping()
+KEPT: dict[str, Callable[[], Tensor]] = {
+    "a dictionary": lambda: in_globals(4),
+    "a function": lambda: remembered(4),
+    "a property": lambda: KEEPING.table,
+    "a method": lambda: KEEPING.of(4),
+}
+
+
+class Layer(nn.Module):
+    def __init__(self, kept: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.kept = nn.Linear(4, 4), kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x) * self.kept()
+
+
+class Layered(nn.Module):
+    def __init__(self, layers: int, kept: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(kept) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+@each("kept", KEPT)
+@each("layers", [1, 8])
+def test_what_is_kept_outside_of_the_model_is_never_without_data(kept: str, layers: int) -> None:
+    """A table that the first forward makes: it is part of the program, and later forwards have a real one."""
+    model, constants = Layered(layers, KEPT[kept]), list[int]()
+    for _ in range(2):
+        captured = capture(model, BATCH)
+        constants.append(len(captured.constants))
+        assert sum(node.op == "cos" for node in captured.graph.nodes) == 1 - len(captured.constants)
+        assert type(model(**BATCH)) is Tensor
+    assert constants[-1] == 1
