@@ -20,15 +20,17 @@ import os
 import signal
 import sys
 import time
+from argparse import Namespace
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
-from torch.distributed import run
+from torch.distributed import DistError, run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher import api
 
 from shardwright.cli.status import ENVIRONMENT, FINDING, INTERRUPTED
@@ -109,8 +111,13 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
+def where_they_meet(arguments: Namespace) -> str:
+    """Return the address at which machines meet, by torchrun's arguments."""
+    return arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port}"
+
+
 def main() -> None:
-    """Run torchrun with this process's arguments; a failed rank gives a status, and a killed one a line too."""
+    """Run torchrun with this process's arguments; a failed rank gives a status, and what ends others a line too."""
     logging.disable(logging.ERROR)
     arguments = run.parse_args(sys.argv[1:])
     fewest, most = run.parse_min_max_nnodes(arguments.nnodes)
@@ -127,6 +134,14 @@ def main() -> None:
         sys.exit(AGAIN if failure.exitcode == AGAIN else FINDING)
     except MadeRoom as left:
         sys.exit(left.status)
+    except (RendezvousError, DistError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0].rstrip(".")
+        tell(
+            f"the machines of this run do not meet at {where_they_meet(arguments)}: {reason}; start each of them with "
+            "the same --rdzv-endpoint (or --master-addr and --master-port), --rdzv-id and --nnodes, while the machine "
+            "of that address runs and can be reached"
+        )
+        sys.exit(ENVIRONMENT)
     except (KeyboardInterrupt, SignalException):
         sys.exit(INTERRUPTED)
 

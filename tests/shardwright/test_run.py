@@ -22,6 +22,7 @@ from torch.distributed.run import get_args_parser
 
 from shardwright.api import compile
 from shardwright.cli import run as run_command
+from shardwright.cli.status import ENVIRONMENT
 from shardwright.cli.torchrun import start_of
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.ranks.launch import run_ranks
@@ -124,6 +125,35 @@ def test_signals_go_to_the_ranks_whose_status_counts(run: Run, name: str) -> Non
     Path("train.py").write_text(ATTEMPT + asks)  # it saves nothing
     ended = run("run", "train.py", "--cluster", "local:1", "--max-restarts", "2", "--", str(os.getpid()))
     assert ended == (130, "", "")
+
+
+@pytest.mark.usefixtures("agents")
+@each(
+    "words",
+    [
+        ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "is_host=0,read_timeout=1", "--rdzv-endpoint"),
+        (
+            "--nnodes",
+            "2",
+            "--node-rank",
+            "1",
+            "--rdzv-conf",
+            "timeout=1",
+            "--rdzv-backend",
+            "static",
+            "--rdzv-endpoint",
+        ),
+    ],
+)
+def test_machines_that_do_not_meet_are_told_in_a_line(run: Run, words: tuple[str, ...]) -> None:
+    Path("train.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    status, _, err = run("run", "train.py", "--nproc-per-node", "1", *words, place)
+    assert status == ENVIRONMENT
+    *_, told = err.splitlines()  # behind what torch's C++ logs
+    assert told.startswith(f"the machines of this run do not meet at {place}: The c"), err
+    assert "; start each of them with the same --rdzv-endpoint" in told
 
 
 PATIENCE = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
