@@ -14,7 +14,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all random cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives bench-pieces bench-encodings bench-ring bench-offload site site-check browser pages format clean
+.PHONY: help setup demo test test-all random cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives bench-pieces bench-encodings bench-ring bench-offload bench-order site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -119,6 +119,9 @@ bench-pieces: $(STAMP) ## time a tensor-parallel step with its moves in pieces, 
 
 bench-ring: $(STAMP) ## time a step whose keys travel in a ring beside one with gathered keys, over a slow link; ends docs/ring.md: ten minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.ring
+
+bench-order: $(STAMP) ## time sums of gradients in the order of need, over a slow link; writes docs/order.md: ten minutes
+	OMP_NUM_THREADS=1 $(PY) -m bench.order
 
 bench-offload: $(STAMP) ## time a step whose activations wait on the host, over a simulated link; writes docs/offload.md: three minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.offload

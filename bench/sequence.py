@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import date
 from math import inf
 from typing import NamedTuple
@@ -168,13 +168,13 @@ def spaces(setups: Sequence[tuple[str, ...]], limits: Limits, num_devices: int) 
             yield Space(" × ".join(roles), Mesh(tuple("xy"[: len(sizes)]), sizes), roles, limits=limits)
 
 
-def compare(name: str, graph: Graph, on: Cluster) -> Found:
-    """The searched plan of a graph and the best of each kind."""
+def compare(name: str, graph: Graph, on: Cluster, kinds: Collection[str] = tuple(KINDS)) -> Found:
+    """The searched plan of a graph and the best of each of some kinds."""
     start = time.process_time()
     plan = Planner(on, Certified()).plan(graph)
     planned = time.process_time()
     planner = Planner(on, Certified())
-    forced = {kind: best(planner, graph, spaces(*own, on.num_devices)) for kind, own in KINDS.items()}
+    forced = {kind: best(planner, graph, spaces(*own, on.num_devices)) for kind, own in KINDS.items() if kind in kinds}
     return Found(name, plan, forced, planned - start, time.process_time() - planned)
 
 
@@ -224,8 +224,9 @@ def section(found: Sequence[Found]) -> str:
     head = INTRODUCTION.format(
         heading=SEQUENCE, date=date.today().isoformat(), count=len(found), most=max(gaps), least=-min(gaps)
     )
-    head += f"| model | cluster | gap | plan | attention | step | {' | '.join(KINDS)} | planning | forced |\n"
-    head += f"|---|---|--:|---|---|--:|{'--:|' * len(KINDS)}--:|--:|\n"
+    kinds = found[0].forced
+    head += f"| model | cluster | gap | plan | attention | step | {' | '.join(kinds)} | planning | forced |\n"
+    head += f"|---|---|--:|---|---|--:|{'--:|' * len(kinds)}--:|--:|\n"
     return head + "".join(map(_row, found))
 
 
@@ -257,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.sequence", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", default="", metavar="TEXT", help='cases that hold it, as "Llama-8B, 1"; prints only')
+    parser.add_argument("--kinds", default=",".join(KINDS), help="with --only: these kinds, as context,ring")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     found = list[Found]()
@@ -267,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, batch = case.build()
         graph = capture(model, batch, precision=case.precision).graph
         for name, preset, nodes in todo:
-            found.append(compare(name, graph, cluster(preset, nodes)))
+            found.append(compare(name, graph, cluster(preset, nodes), options.kinds.split(",")))
             print(_row(found[-1]), end="", file=sys.stderr, flush=True)
     text = section(found)
     print(text)
