@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
 from threading import Condition, Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ class Sums:
     changed: Condition = field(default_factory=Condition)
 
     def __post_init__(self) -> None:
-        self.control, self.data = dist.new_group(), dist.new_group()
+        self.control, self.data = (cast("dist.ProcessGroup", dist.new_group()) for _ in range(2))
         self.queue, self.numbers = list[tuple[tuple[int, ...], Piece]](), count()
         self.ready, self.missing = set[Piece](), [0] * LAYERS
         self.thread = Thread(target=self._send)
