@@ -3,6 +3,7 @@
     sources          the origin of values: a model, or what makes them later
     deferred         values that a model does not have yet: from files, or as its constructor makes them
     weights          which tensor in files is which of the model's
+    opening          which files a path means
     files, spans     formats of files; the boxes of a whole tensor that a rank's part consists of
     shards           the format of torch.distributed.checkpoint, in shards
     storage          one parameter or buffer: a DTensor outside, this rank's part inside

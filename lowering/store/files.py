@@ -2,7 +2,7 @@
 
     safetensors   a file, or a folder of files with an index
     torch.save    a file (or several with an index, as `pytorch_model.bin.index.json`), mapped into memory
-    DCP           a folder of torch.distributed.checkpoint
+    DCP           a folder of torch.distributed.checkpoint (`shards`)
 
 Pages of a mapped file that were read count as memory of the process. So it is closed before they are more than the
 largest tensor.
@@ -10,7 +10,6 @@ largest tensor.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -70,20 +69,6 @@ def read_part(files: TensorFiles, name: str, slices: Slices) -> Tensor:
     return part
 
 
-def open_files(path: Path) -> TensorFiles:
-    """Return the tensors of a file or folder. Raises `PlanError` where it has none that can be read in parts."""
-    with told(f"{path} cannot be read"):
-        if not path.exists():
-            raise PlanError(f"{path}: there is no such file or folder")
-        if not path.is_dir():
-            return Mapped({"": path})
-        if (path / ".metadata").is_file():
-            from shardwright.lowering.store.shards import Checkpoint
-
-            return Checkpoint(path)
-        return Mapped(_files_in(path))
-
-
 @contextmanager
 def told(what: str) -> Generator[None]:
     """Raise what libraries say of files as a `PlanError`."""
@@ -93,27 +78,6 @@ def told(what: str) -> Generator[None]:
         raise
     except Exception as error:
         raise PlanError(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _files_in(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by the names of their tensors, as its index has them, or its only file."""
-    for kind in ("safetensors", "bin"):
-        indices, alone = (sorted(folder.glob(f"*.{kind}{end}")) for end in (".index.json", ""))
-        if len(indices) > 1 or (not indices and len(alone) > 1):
-            names = ", ".join(path.name for path in indices or alone)
-            raise PlanError(f"{folder} has {names}, and it is not clear which are meant; give one of them")
-        if indices:
-            return _indexed(indices[0])
-        if alone:
-            return {"": alone[0]}
-    raise PlanError(f"{folder} has no *.safetensors, *.bin or .metadata (of torch.distributed.checkpoint)")
-
-
-def _indexed(index: Path) -> dict[str, Path]:
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    if missing := sorted({name for name in names.values() if not (index.parent / name).is_file()}):
-        raise PlanError(f"{index} names files that are not there: {', '.join(missing[:10])}")
-    return {name: index.parent / file for name, file in names.items()}
 
 
 # ---- mapped files ----

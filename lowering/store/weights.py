@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.lowering.store.dcp_folder import of_model, prefix_of
-from shardwright.lowering.store.files import Kind, TensorFiles, open_files, read_part
+from shardwright.lowering.store.files import Kind, TensorFiles, read_part
+from shardwright.lowering.store.opening import open_files
 from shardwright.lowering.store.storage import Slices
 from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import CheckpointError, PlanError

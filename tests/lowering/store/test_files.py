@@ -17,7 +17,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import Axis, Time
 from shardwright.lowering.store import files
-from shardwright.lowering.store.files import open_files, read_part
+from shardwright.lowering.store.files import read_part
+from shardwright.lowering.store.opening import open_files
 from shardwright.lowering.store.spans import boxes, spans
 from shardwright.lowering.store.storage import Slices, part_of
 from tests.each import each
