@@ -161,7 +161,7 @@ def save(
         CheckpointError: the folder cannot be written, another run saves there, or the step is there already; an earlier
             save failed.
     """
-    require_plan(parallel, "save", CheckpointError)
+    _check_arguments("save", parallel, optimizer, scheduler, sampler)
     run, timeout_s = _run_of(folder), parallel.ranks.timeout_s
     if run.last is not None and not run.last.is_told:
         run.last.wait()
@@ -229,7 +229,7 @@ def load(
         CheckpointError: there is no such step, a file is damaged or missing, or the checkpoint is of another model
             (with the first ten differences) or optimizer.
     """
-    require_plan(parallel, "load", CheckpointError)
+    _check_arguments("load", parallel, optimizer, scheduler, sampler)
     with waiting("load", parallel.ranks.timeout_s):
         where = from_rank_0(lambda: _found(Path(folder), step), "the choice of a checkpoint")
         if where is None:
@@ -239,6 +239,7 @@ def load(
         about, small, saved, there = on_all_ranks(
             lambda: _own(where, checked) if checked else _other(where, names, given, scheduler is not None)
         )
+        on_all_ranks(lambda: moments.check_parameters(parallel, optimizer))
         on_all_ranks(lambda: _check_given(where, small, about, optimizer, scheduler, sampler, others))
         with moments.room_for(parallel, optimizer, _named(saved, "optimizer.")) as room:
             state, taken = _parts(parallel, room, others), _all_names(room)
@@ -342,6 +343,19 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
+def _check_arguments(
+    what: str, parallel: ParallelModule, optimizer: object, scheduler: object, sampler: object
+) -> None:
+    """Raise `CheckpointError` for anything else than a compiled model, its optimizer, and objects with a state."""
+    require_plan(parallel, what, CheckpointError)
+    needs = ("optimizer", optimizer, "param_groups"), ("scheduler", scheduler, "state_dict"), (
+        "sampler", sampler, "state_dict")  # fmt: skip
+    for name, given, attribute in needs:
+        if given is not None and (isinstance(given, type) or not hasattr(given, attribute)):
+            got = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+            raise CheckpointError(f"{what}: expected an object with {attribute} as {name}, got {got}")
+
+
 # ---- loading ----
 
 
@@ -355,6 +369,8 @@ def _draw_on(random: Mapping[str, Any], parallel: ParallelModule) -> None:
 
 def _found(path: Path, step: int | None) -> Path | None:
     """Return the folder of a checkpoint, or None if there is none and none was named."""
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path}: expected the folder of a run's checkpoints, got a file")
     steps = CheckpointFolder(path).all()
     if step is None and (path / METADATA).is_file():
         return path

@@ -103,9 +103,9 @@ class CheckpointFolder:
 
         Raises `CheckpointError` if it cannot be made, if another run saves here, or if the step is there already.
         """
-        target, last = self.at(step), max(self.steps(), default=-1)
         if not isinstance(step, int) or step < 0:
             raise CheckpointError(f"{self.path}: step {step!r}: expected a whole number of at least 0")
+        target, last = self.at(step), max(self.steps(), default=-1)
         if step <= last:
             raise CheckpointError(f"{self.at(last)}: step {last} has been saved; save later steps, or move it away")
         partial = target.with_name(target.name + PARTIAL)

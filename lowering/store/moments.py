@@ -23,6 +23,15 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # each stage has a 
 _STATE = "state."
 
 
+def check_parameters(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Raise `CheckpointError` for an optimizer with a parameter that is not the model's."""
+    names, groups = _names(model), [] if optimizer is None else optimizer.param_groups
+    if any(parameter not in names for group in groups for parameter in group["params"]):
+        raise CheckpointError(
+            "the optimizer has a parameter that is none of the compiled model's; make it of parallel.parameters()"
+        )
+
+
 def flat(model: nn.Module, optimizer: Optimizer | None) -> tuple[dict[str, Any], Groups]:
     """Return an optimizer's states, and the options of its groups; nothing where there is no optimizer.
 
@@ -31,12 +40,11 @@ def flat(model: nn.Module, optimizer: Optimizer | None) -> tuple[dict[str, Any],
     states, groups, names = dict[str, Any](), dict[str, Mapping[str, Any]](), _names(model)
     if optimizer is None:
         return states, groups
+    check_parameters(model, optimizer)
     for group in optimizer.param_groups:
         options = {key: value for key, value in group.items() if key != "params"}
         for parameter in group["params"]:
-            if (name := names.get(parameter)) is None:
-                raise CheckpointError("the optimizer has a parameter that is none of the compiled model's")
-            groups[name] = options
+            groups[name := names[parameter]] = options
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, (list, dict, tuple)):
                     what = f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}"

@@ -329,6 +329,40 @@ def test_what_has_no_plan_is_refused() -> None:
     joined(body)
 
 
+def as_anything(value: object) -> Any:
+    """Hide a type from the checker of types."""
+    return value
+
+
+def test_what_is_no_optimizer_scheduler_folder_or_step_is_refused() -> None:
+    def body(folder: Path) -> None:
+        model, batch = model_of(), BATCH
+        parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch, timeout_s=60, check_capture="never")
+        own = torch.optim.SGD(parallel.parameters(), 0.1)
+        sw.save(folder / "run", parallel, own, step=1)
+        odd, save, load = map(as_anything, (torch.optim.SGD, sw.save, sw.load))
+        cases: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+            ("param_groups as optimizer, got the class SGD", (odd,), {}),
+            ("state_dict as scheduler, got a str", (own, "cosine"), {}),
+            ("state_dict as sampler, got a list", (own, None, [1]), {}),
+            ("make it of parallel.parameters", (odd(model.parameters(), 0.1),), {}),
+            ("step '2': expected a whole number", (own,), {"step": "2"}),
+        )
+        for error, words, options in cases:
+            with pytest.raises((CheckpointError, DistributedError), match=error):
+                save(folder / "run", parallel, *words, **{"step": 2, **options})
+            if not options:
+                with pytest.raises((CheckpointError, DistributedError), match=error):
+                    load(folder / "run", parallel, *words)
+        (folder / f"file-{dist.get_rank()}").touch()
+        with pytest.raises(
+            (CheckpointError, DistributedError), match="expected the folder of a run's checkpoints, got a file"
+        ):
+            sw.load(folder / "file-0", parallel, own)
+
+    joined(body)
+
+
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_harms_nothing(wait: bool) -> None:
     def body(folder: Path) -> str:
