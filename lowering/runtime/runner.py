@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.untraced import leave_untraced
 from shardwright.lowering.runtime.blocks import Blocks
 from shardwright.lowering.runtime.buffers import SlicedParameter
 from shardwright.lowering.runtime.host import Host, Trip
@@ -111,6 +112,7 @@ class Runner:
 
     def compile(self, **options: Any) -> None:
         """Run the program through `torch.compile`."""
+        leave_untraced()
         self.program = self.program.optimized(**options)
         self._runtime = (
             left_to_python(self.blocks.items, "gather", "free"),

@@ -24,6 +24,7 @@ from shardwright.lowering.ranks.picked import AxisSchedules, Picked
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.ranks.rows import exchange_rows, tell_counts
 from shardwright.lowering.ranks.scheduled import unit_lengths
+from shardwright.lowering.ranks.untraced import leave_untraced
 from shardwright.lowering.runtime.collectives import finish_sum, start_sum
 from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.encodings import ENCODINGS
@@ -129,6 +130,7 @@ def test_moves_by_schedules_are_moves() -> None:
         assert not axis.schedules.has("all_reduce", 16)
         assert not axis.schedules.has("broadcast", 1e6)
         assert torch.equal(m.all_sum(small, axis), small * 4)
+        leave_untraced()
         compiled = torch.compile(lambda x: m.all_sum(x * 2, axis) + 1, backend="eager")
         assert torch.equal(compiled(torch.ones(99)), torch.full((99,), 9.0))
         assert torch.equal(finish_sum(start_sum(torch.ones(99), axis)), torch.full((99,), 4.0))
