@@ -196,6 +196,8 @@ def _staged(
 
 
 def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked: Stages | None) -> None:
+    if not mesh.names:
+        raise PlanError("mesh: it has no axes; give one, of size 1 for a single device: mesh={'dp': 1}")
     stages = asked if isinstance(asked, int) else 1
     if isinstance(asked, tuple):
         stages = len(asked) if len(set(asked)) == 1 else 0  # 0: the stages' meshes differ

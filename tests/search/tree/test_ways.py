@@ -232,6 +232,7 @@ def test_an_obstacle_to_microbatches_is_told() -> None:
     ({"microbatches": 3}, "microbatches=3 does not divide the batch of 16; choose one of 1, 2, 4, 8, 16"),
     ({"microbatches": 0}, "microbatches=0: expected a positive number of microbatches in a step"),
     ({"mesh": Mesh.of(mb=4, x=2), "microbatches": 2}, "microbatches=2 contradicts the axis 'mb' of mesh [mb=4, x=2]"),
+    ({"mesh": Mesh.of()}, "mesh: it has no axes; give one, of size 1 for a single device"),
     ({"mesh": Mesh.of(mb=4, x=2), "roles": ("data", "data")}, "2 axis roles for mesh [x=2]; give one role per axis of"),
     ({"recompute": "selective"}, "there is no attention"),
     ({"recompute": {"decoder.*": "full"}}, "no repeated block of the model is so named"),
