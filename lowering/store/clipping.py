@@ -58,7 +58,8 @@ def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ra
         )
         for h in held
     ]
-    total = (norms**norm_type * torch.tensor(mine or [False], device=norms.device)).sum()
+    is_mine = torch.tensor(mine or [False], device=norms.device)
+    total = torch.where(is_mine, norms**norm_type, 0.0).sum()  # infinity · 0 would be NaN
     return all_sum(total, ranks.everyone, inplace=True) ** (1.0 / norm_type)
 
 

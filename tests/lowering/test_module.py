@@ -247,6 +247,10 @@ def test_clip_norms(net: Case) -> None:
         norm = parallel.clip_grad_norm_(1e-3, order)
         torch.testing.assert_close(norm, torch.linalg.vector_norm(flat, order), rtol=1e-12, atol=0)
         flat = torch.cat([g.flatten() for g in gradients(parallel).values()])
+        for p in parallel.parameters():
+            if p.grad is not None:
+                p.grad.fill_(float("inf"))
+        assert parallel.clip_grad_norm_(1.0, order).isposinf()  # also where several ranks hold copies
         return float(torch.linalg.vector_norm(flat, order))
 
     graph = net.graph(GRID, both(DATA, TENSOR), data_axes=(0,))
