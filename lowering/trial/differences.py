@@ -7,7 +7,8 @@ An error may then be `TIMES` the distance by which these steps move the value. S
 chaotic in its dtype, such as deep batch norms in 16 bits, nor for a gradient that is only rounding, such as that of the
 bias of attention's keys. If a gradient is exactly zero on one side, the other may have this distance once. A gradient
 that cancels, such as that of the bias of scores of which only differences are used, may by chance not move at all: on
-both sides it is smaller than what rounding moves gradients by.
+both sides it is smaller than what rounding moves gradients by. A gradient as small as this is compared as any other one
+if it moves by a small part of itself only, as those of layers do whose results count little.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from shardwright.pcg.types import is_float
 TIMES = 4.0
 SMALL = 1e-5
 """The least share of the whole gradient's norm that a gradient's error is reported relative to."""
+STEADY = 0.1
+"""The part of itself by which a gradient moves at least if it is only rounding, unless it does not move at all."""
 FEW = 8
 """A tensor of fewer elements may by chance hardly move; it is allowed the typical move of other tensors."""
 
@@ -57,7 +60,7 @@ class Comparison:
 class _Noise:
     """The distances by which rounding moves values, as norms, by name.
 
-    `each`: the typical distance of a gradient; `least`: a gradient of this norm or less is only rounding.
+    `each`: the typical distance of a gradient; `least`: a gradient of this norm or less may be only rounding.
     """
 
     losses: tuple[float, float] = (0.0, 0.0)
@@ -132,11 +135,11 @@ def _gradients(eager: Trial, program: Trial, share: float, epsilon: float, noise
 def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _Noise, name: str) -> str | None:
     """Return in words how a gradient differs, or None."""
     size, by_graph = (0.0 if g is None else _norm(g) for g in (mine, other))
-    if max(size, by_graph) <= noise.least:
-        return None
     if not math.isfinite(size) and not math.isfinite(by_graph):
         return None
     free = noise.gradients.get(name, 0.0)
+    if max(size, by_graph) <= noise.least and not 0 < free < STEADY * size:
+        return None
     if not size or not by_graph:
         if max(size, by_graph) <= max(free, noise.relative * size):
             return None

@@ -294,6 +294,32 @@ def test_a_gradient_that_cancels_raises_no_alarm_and_others_do(loss: str, dtype:
         check_capture(model, captured, (), batches[0])
 
 
+class Branch(nn.Module):
+    """Its branch counts for a millionth, as in networks whose layers begin with small scales."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.stem, self.branch, self.fault = nn.Linear(16, 16), nn.Linear(16, 16), True
+        self.scale = nn.Parameter(torch.full((16,), 1e-6))
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        y = self.branch(h.detach() if self.fault else h).tanh()
+        return (h + self.scale * (y.detach() if self.fault else y)).pow(2).mean()
+
+
+@each("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_is_lost_is_told_however_small_it_is(dtype: torch.dtype) -> None:
+    """It moves by a small part of itself, as one that is only rounding does not."""
+    torch.manual_seed(0)
+    model, batch = Branch(dtype), {"x": torch.randn(8, 16, dtype=dtype)}
+    captured = capture(model, batch)
+    model.fault = False
+    with pytest.raises(CaptureError, match=r"gradient of 'branch\.weight': is lost"):
+        check_capture(model, captured, (), batch)
+
+
 class Looking(nn.Module):
     """Rows of tables, whose gradients autograd may keep as rows."""
 
