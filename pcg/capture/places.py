@@ -190,14 +190,10 @@ class Snapshot:
         self._seen[id(value)] = value
         if isinstance(value, CONTAINERS):
             self._parts(path, place, depth)
-        elif isinstance(value, _KEEPING):
-            self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
-        elif callable(value):
+        elif callable(value) and not isinstance(value, _KEEPING):
             del self._seen[id(value)]
             self._function(value, place.origin._replace(attribute="", is_shared=True))
-        elif place.origin.is_shared and is_installed(type(value)):  # a logger, a pool, a lock
-            return
-        elif not _is_torchs(type(value)) and hasattr(value, "__dict__"):
+        elif isinstance(value, _KEEPING) or _is_looked_into(place):
             self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
             if not is_installed(type(value)):
                 self._classes(type(value), place.origin._replace(attribute="", is_shared=True))
@@ -273,6 +269,14 @@ def is_installed(thing: Any) -> bool:  # noqa: ANN401
 def _is_library(file: str) -> bool:
     """Return whether a source file is Python's own or of an installed package."""
     return file.startswith(_STANDARD) or not _INSTALLED.isdisjoint(Path(file).parts)
+
+
+def _is_looked_into(place: Place) -> bool:
+    """Return whether an object is no library's that modules share: no logger, pool or lock."""
+    kind = type(place.value)
+    return hasattr(place.value, "__dict__") and not (
+        _is_torchs(kind) or (place.origin.is_shared and is_installed(kind))
+    )
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -73,6 +74,23 @@ def test_what_distributions_of_the_model_keep_is_left_as_it_was() -> None:
         assert check_capture(model, capture(model, batch), (), batch).equal
         assert type(model(**batch)) is type(prior.probs) is Tensor
         del vars(prior)["probs"]
+
+
+class Tabled(distributions.Normal):
+    tables: ClassVar[dict[str, Tensor]] = {}
+
+    def table(self) -> Tensor:
+        if "cos" not in self.tables:
+            self.tables["cos"] = torch.arange(8.0).cos()
+        return self.tables["cos"]
+
+
+def test_what_classes_of_distributions_keep_is_never_without_data() -> None:
+    prior = Tabled(0.0, 1.0)
+    model, batch = Losing(lambda h: prior.log_prob(h) * prior.table()), {"x": torch.randn(4, 4)}
+    for _ in range(2):
+        assert check_capture(model, capture(model, batch), (), batch).equal
+        assert type(model(**batch)) is Tensor
 
 
 def test_checks_that_are_asked_for_are_refused() -> None:
