@@ -87,7 +87,8 @@ class ForwardTrace:
             return None
         modules = [(name, type(module).__qualname__) for name, module in self._model.named_modules()]
         parameters = [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
-        facts = modules, parameters, self._whole.all(), list(flat_batch(self._tensors)), list(self._beside)
+        tensors = [(k, *_type(x)) for k, x in flat_batch(self._tensors).items() if isinstance(x, Tensor)]  # read or not
+        facts = modules, parameters, self._whole.all(), tensors, list(self._beside)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def _noted(self, found: Sequence[Layers]) -> _Notes:
@@ -252,7 +253,7 @@ class _Notes(TorchDispatchMode):
         """
         storage, (path, number) = _storage(tensor), at
         gradient = tensor.requires_grad, self._is_followed(tensor)
-        kind = tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset(), gradient
+        kind = *_type(tensor), tensor.stride(), tensor.storage_offset(), gradient
         if storage in self._leaves:
             name, own = self._leaves[storage], f"{path}.{number}."
             return ("own", name.removeprefix(own), kind) if path and name.startswith(own) else ("leaf", name, kind)
@@ -344,6 +345,10 @@ def _order(notes: _Notes) -> list[str]:
         if not path or not found or found[-1] != path:
             found.append(path)
     return found
+
+
+def _type(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
 
 
 def _storage(tensor: Tensor) -> int:

@@ -134,6 +134,11 @@ class Beside(Small):
         return super().forward(x, scale), x
 
 
+class Unread(Small):
+    def forward(self, x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, scale)
+
+
 class Sign(torch.autograd.Function):
     """Its backward is not that of its forward."""
 
@@ -169,6 +174,7 @@ def test_what_computes_something_else_has_another_digest() -> None:
         digest_of(Small(lambda x: x * x.detach()), {"x": X}),
         digest_of(Small(lambda x: x * torch.tensor(2.0)), {"x": X}),
         digest_of(Small(lambda x: x * torch.tensor(3.0)), {"x": X}), digest_of(Small(), {"x": X}, "amp_bf16"),
+        *(digest_of(Unread(), {"x": X, "mask": mask}) for mask in (X[0], X[0, :3], X[0] > 0)),
         digest_of(Small(nn.ReLU()), {"x": X}), digest_of(Renamed(), {"y": X}), digest_of(Beside(), {"x": X}),
     ]  # fmt: skip
     assert None not in traces
