@@ -2,14 +2,17 @@
 
 Layouts were chosen with consecutive positions, at the price of balanced ones. A part of the graph has its blocks
 multiplied: what is sharded together with the queries of a ring, up to the moves that cut it from the whole and gather
-it again. These moves send what they sent before, so a balanced ring is never slower.
+it again. These moves send what they sent before, so a balanced ring is never slower. Towers that are gathered before
+they meet are a part each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.errors import GraphError
@@ -18,47 +21,53 @@ from shardwright.pcg.parallel import COMBINE, PARTITION
 from shardwright.pcg.ring import Ring
 from shardwright.search.choices.domain import CertifiedSplits
 
-Stripes = Mapping[int, int]
-"""By axis, the number of blocks of the sequence, of each of which a device has one position."""
+
+class Part(NamedTuple):
+    """The values whose shards on an axis are cut alike, with causal queries among them: `blocks` on each device."""
+
+    axis: int
+    blocks: int
+    values: frozenset[str]
 
 
 def balanced(graph: Graph, certified: CertifiedSplits) -> Graph:
-    """Return the graph with its causal rings balanced, around each axis where they can be."""
-    for axis, blocks in _unbalanced(graph).items():
-        found = in_stripes(graph, axis, blocks)
+    """Return the graph with its causal rings balanced, where they can be."""
+    for part in unbalanced(graph):
+        found = in_stripes(graph, part)
         if found is not None and _is_certified(found, graph, certified):
             graph = found
     return graph
 
 
-def _unbalanced(graph: Graph) -> Stripes:
-    """Return the axes around which the keys of causal attention travel whose queries are neighbours."""
-    found = dict[int, int]()
+def unbalanced(graph: Graph) -> Iterator[Part]:
+    """Yield the parts with rings of causal attention whose queries are neighbours."""
+    known = defaultdict[int, set[str]](set)
     for node in graph.nodes:
         for axis, choice in enumerate(node.split):
-            if isinstance(choice, Ring) and choice.blocks == 1 and dict(node.attrs).get("causal"):
+            if not isinstance(choice, Ring) or choice.blocks > 1 or not dict(node.attrs).get("causal"):
+                continue
+            if node.name not in known[axis]:
                 queries = next(f.size for f in graph.signature(node).factors if f.name == choice.queries)
-                found[axis] = queries // graph.mesh.sizes[axis]
-    return found
+                part = Part(axis, queries // graph.mesh.sizes[axis], _sharded_with(graph, axis, node.name))
+                known[axis] |= part.values
+                yield part
 
 
-def in_stripes(graph: Graph, axis: int, blocks: int) -> Graph | None:
-    """Return the graph in which all rings around an axis have so many blocks; None: something cannot lie so.
+def in_stripes(graph: Graph, part: Part) -> Graph | None:
+    """Return the graph in which a part's values have so many blocks; None: something cannot lie so.
 
     That is a parameter or a constant that is stored in parts, or an operator that needs neighbours.
     """
-    rings = [n.name for n in graph.nodes if n.split and isinstance(n.split[axis], Ring)]
-    together = _sharded_together(graph, axis, rings)
-    if any(graph.by_name[name].is_leaf for name in together):
+    if any(graph.by_name[name].is_leaf for name in part.values):
         return None
     with suppress(GraphError):
-        return replace(graph, nodes=tuple(_in_blocks(graph, n, axis, blocks, together) for n in graph.nodes)).validate()
+        return replace(graph, nodes=tuple(_in_blocks(graph, node, part) for node in graph.nodes)).validate()
     return None
 
 
-def _sharded_together(graph: Graph, axis: int, rings: Iterable[str]) -> set[str]:
-    """Return the values whose shards on an axis are cut alike: what operators that divide one of them read and give."""
-    reached, ahead = set[str](), list(rings)
+def _sharded_with(graph: Graph, axis: int, ring: str) -> frozenset[str]:
+    """Return the values that are cut together with a ring's: what operators that divide one of them read and give."""
+    reached, ahead = set[str](), [ring]
     while ahead:
         name = ahead.pop()
         if name in reached or not graph.types[name].layouts[axis].is_shard:
@@ -67,20 +76,21 @@ def _sharded_together(graph: Graph, axis: int, rings: Iterable[str]) -> set[str]
         for node in (graph.by_name[name], *(graph.by_name[user] for user in graph.users[name])):
             if not _moves_along(graph, node, axis):
                 ahead += (node.name, *node.inputs)
-    return reached
+    return frozenset(reached)
 
 
 def _moves_along(graph: Graph, node: Node, axis: int) -> bool:
     return node.is_parallel and node.op in (PARTITION, COMBINE) and node.attr("axis") == graph.mesh.names[axis]
 
 
-def _in_blocks(graph: Graph, node: Node, axis: int, blocks: int, together: set[str]) -> Node:
-    """Return a node of which each shard among the values is one in as many times more blocks."""
+def _in_blocks(graph: Graph, node: Node, part: Part) -> Node:
+    """Return a node of which each shard among a part's values is one in as many times more blocks."""
+    axis, blocks, values = part
     if _moves_along(graph, node, axis):
         attrs = dict(node.attrs)
-        more = {"blocks": integer(attrs, "blocks") * blocks} if node.name in together else {}
+        more = {"blocks": integer(attrs, "blocks") * blocks} if node.name in values else {}
         return replace(node, attrs=make_attrs(**attrs | more))
-    if not node.split or not node.split[axis].factors or together.isdisjoint((node.name, *node.inputs)):
+    if not node.split or not node.split[axis].factors or values.isdisjoint((node.name, *node.inputs)):
         return node
     return replace(node, split=(*node.split[:axis], node.split[axis].in_blocks(blocks), *node.split[axis + 1 :]))
 
