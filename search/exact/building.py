@@ -479,8 +479,11 @@ def _restricted(
 ) -> Domain:
     """Return the choices that every axis allows and that are `left` of these (None: all).
 
-    Where the axes' choices do not divide the sizes together, the last axes stay whole.
+    Where the axes' choices do not divide the sizes together, the last axes stay whole. A parameter that is stored
+    already stays as it is, whatever the axes are for.
     """
+    if isinstance(left, Stored) and left.only is not None:
+        return _subset(domain, _left(domain, range(len(domain.result)), left, node))
     by_axis: Sequence[Sequence[Choice | Layout]] = domain.result if node.is_leaf else domain.splits
     whole = frozenset([R if node.is_leaf else WHOLE])
     for num_axes in range(len(allowed), -1, -1):

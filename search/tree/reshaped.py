@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.layout import Layouts
+from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.padding.longer import padded
 from shardwright.pcg.padding.rows import with_rows
@@ -47,6 +47,12 @@ def stored(graph: Graph) -> dict[str, Layouts]:
     """Return the layouts of a parallel graph's parameters on the axes of devices, by their names in the model."""
     first = int(TIME in graph.mesh.names)
     return {str(leaf.attr("target")): graph.types[leaf.name].layouts[first:] for leaf in graph.leaves("parameter")}
+
+
+def _as_stored(plan: Plan, graph: Graph) -> dict[str, Layouts]:
+    """Return how a graph's parameters are stored: as in a plan, which has those whole that it does not read."""
+    whole = (R,) * len(plan.mesh.devices.names)
+    return dict.fromkeys(stored(graph), whole) | stored(plan.graph)
 
 
 def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mapping[str, Equation]) -> Plan:
@@ -259,7 +265,7 @@ def _laid_out(plan: Plan, graph: Graph, count: int, run: Execution, solver: Solv
     """Return the best layouts in so many microbatches. Raises `PlanError` where there are none."""
     mesh, devices = over_time(plan.mesh.devices, count), plan.mesh.devices
     limits, _ = limits_of(graph, devices, plan.asked.pins)
-    limits = replace(limits, stored=tuple(sorted(stored(plan.graph).items())))
+    limits = replace(limits, stored=tuple(sorted(_as_stored(plan, graph).items())))
     folded = _folded(graph, run, limits)
     zeros = different(ZEROS, mesh)
     roles = plan.asked.roles or (FREE,) * len(devices)

@@ -11,6 +11,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import denote, run_devices, run_serial
+from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -51,6 +52,18 @@ def test_rows_are_added_where_devices_could_not_share_them(
     linears = [plan.graph.types[n.name].layouts[-1] for n in plan.graph.nodes if n.op == "linear"]
     assert all(layout.is_shard and layout.dim == 0 for layout in linears)
     assert Plan.from_json(plan.to_json()).report == plan.report
+
+
+def test_a_parameter_that_the_plan_does_not_read_is_whole() -> None:
+    b = GraphBuilder()
+    x, w, own = (
+        b.leaf("x", "input", (32, 64, 8), "float64", "x"),
+        *(b.leaf(name, "parameter", (1024, 8), "float64", name, grad=True) for name in ("w", "own")),
+    )
+    h = b.op("mul", b.op("linear", x, w), b.op("linear", x, own))
+    graph = b.graph([("loss", b.op("sum", h, dims=(0, 1, 2), keepdim=False))])
+    plan = reshaped(first(4), graph, every_choice, RULES)
+    assert stored(plan.graph) == {"w": (S(0),), "own": (R,)}
 
 
 def test_a_larger_batch_has_more_examples_in_a_microbatch_only_where_it_fits() -> None:
