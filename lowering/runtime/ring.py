@@ -38,7 +38,7 @@ PLAIN_ROWS = 512
 def ring_attention(
     causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1
 ) -> Tensor:
-    """Return softmax(q kᵀ · scale) v, of all keys of the axis.
+    """Return softmax(q kᵀ · scale) v, [..., h·r, m, e], of all keys of the axis.
 
     Args:
         causal: a query sees the keys up to its own position.
@@ -48,11 +48,7 @@ def ring_attention(
         k: its part of the keys, [..., h, l, d].
         v: of the values, [..., h, l, e].
         axis: along which keys and values travel.
-        step: how far apart neighbouring queries are, and keys. If it is 1, the ranks' parts of the keys follow each
-            other in the sequence. Else it is the number of ranks, and rank i has the keys i, i + step, i + 2·step, …
-
-    Returns:
-        [..., h·r, m, e].
+        step: how far apart neighbouring queries and keys are: 1, or the number of ranks n, of which i has i, i + n, …
     """
     lead = q.shape[:-3]
     flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
@@ -243,8 +239,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _nothing_seen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of no values, and its log-sum-exp."""
-    wide = _wide(q.dtype)
-    mean = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
+    mean = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=(wide := _wide(q.dtype)))
     return mean, q.new_full(q.shape[:-1], float("-inf"), dtype=wide)
 
 
@@ -274,8 +269,7 @@ def _kernel(q: Tensor, v: Tensor) -> _Kernel:
 
 def _plain_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     scores = _scores(q, k, causal, scale)
-    log_sum = scores.logsumexp(-1)
-    weights = (scores - log_sum.unsqueeze(-1)).exp_()
+    weights = (scores - (log_sum := scores.logsumexp(-1)).unsqueeze(-1)).exp_()
     return (weights @ v.unsqueeze(-3).to(weights.dtype)).flatten(-4, -3), log_sum.flatten(-3, -2)
 
 
@@ -286,8 +280,7 @@ def _plain_backward(
     weights = (_scores(q, k, causal, scale) - shared(log_sum.unsqueeze(-1))).exp_()
     grad = shared(grad).to(weights.dtype)
     slopes = grad @ v.unsqueeze(-3).mT.to(grad.dtype) - (grad * shared(result)).sum(-1, keepdim=True)
-    slopes *= weights * scale
-    into_q = (slopes @ k.unsqueeze(-3).to(slopes.dtype)).flatten(-4, -3)
+    into_q = ((slopes := slopes * (weights * scale)) @ k.unsqueeze(-3).to(slopes.dtype)).flatten(-4, -3)
     return into_q, (slopes.mT @ shared(q).to(slopes.dtype)).sum(-3), (weights.mT @ grad).sum(-3)
 
 
@@ -296,8 +289,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     wide = _wide(q.dtype)
     scores = _shared(q, k.shape[-3]).to(wide) @ k.unsqueeze(-3).mT.to(wide) * scale
     if causal:
-        rows, columns = scores.shape[-2:]
-        above = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(1)
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(above, float("-inf"))
     return scores
 

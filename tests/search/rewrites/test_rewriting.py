@@ -126,4 +126,4 @@ def test_attention_is_not_taken_apart_where_a_ring_is_asked_for() -> None:
         planner = Planner(fast_links(2), CERTIFIED, rules=rules)
         plan = planner.plan(causal(), mesh=Mesh.of(cp=2), roles=(role,), microbatches=1, compared=False)
         left[role] = {node.split for node in plan.graph.leaves("sdpa")}
-    assert left == {RING: {("q@k",)}, CONTEXT: set()}
+    assert left == {RING: {("q@k/4",)}, CONTEXT: set()}
