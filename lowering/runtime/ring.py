@@ -13,9 +13,9 @@ last block have been sent, so that these travel beside compute, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -23,22 +23,19 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering.private import AutogradContext
-from shardwright.lowering.private_kernels import fused_attention
 from shardwright.lowering.ranks.movement import Axis, Started
 from shardwright.lowering.ranks.shifts import start_shift
 from shardwright.lowering.ranks.untraced import untraced
+from shardwright.lowering.runtime.partial_attention import kernel_for, merge, nothing_seen, wide_dtype
 
 # pyright: reportIncompatibleMethodOverride=false
-
-PLAIN_ROWS = 512
-"""The most queries whose scores are in memory at once, where no fused kernel runs."""
 
 
 @untraced
 def ring_attention(
     causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1
 ) -> Tensor:
-    """Return softmax(q kᵀ · scale) v, [..., h·r, m, e], of all keys of the axis.
+    """Return softmax(q kᵀ · scale) v, of all keys of the axis.
 
     Args:
         causal: a query sees the keys up to its own position.
@@ -48,7 +45,11 @@ def ring_attention(
         k: its part of the keys, [..., h, l, d].
         v: of the values, [..., h, l, e].
         axis: along which keys and values travel.
-        step: how far apart neighbouring queries and keys are: 1, or the number of ranks n, of which i has i, i + n, …
+        step: how far apart neighbouring queries are, and keys. If it is 1, the ranks' parts of the keys follow each
+            other in the sequence. Else it is the number of ranks, and rank i has the keys i, i + step, i + 2·step, …
+
+    Returns:
+        [..., h·r, m, e].
     """
     lead = q.shape[:-3]
     flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
@@ -152,12 +153,12 @@ def around(axis: Axis, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tens
 class _Ring(Function):
     @staticmethod
     def forward(ctx: AutogradContext, plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = _kernel(q, v)
-        found, log_sum = _nothing_seen(q, v)
+        attend = kernel_for(q, v)
+        found, log_sum = nothing_seen(q, v)
         for number, keys, values in around(plan.axis, k, v):
             for rows, columns, causal in plan.tiles(plan.queries, number, attend.most_rows):
                 given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
-                _merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale))
+                merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale))
         result = found.to(q.dtype)
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, result, log_sum)
@@ -196,8 +197,8 @@ class _Gradients:
 
     def __init__(self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor) -> None:
         self.plan, self.q, self.grad, self.result, self.log_sum = plan, q, grad, result, log_sum
-        self.attend = _kernel(q, result)
-        self.queries = torch.zeros_like(q, dtype=_wide(q.dtype))
+        self.attend = kernel_for(q, result)
+        self.queries = torch.zeros_like(q, dtype=wide_dtype(q.dtype))
 
     def everywhere(self, k: Tensor, v: Tensor, *, send: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of queries, and of this rank's keys and values by all ranks' queries.
@@ -207,7 +208,7 @@ class _Gradients:
         plan, axis, shapes = self.plan, self.plan.axis, _Blocks(k.shape, v.shape)
         middle = plan.num_queries // 2
         late, early = plan.queries[middle:], plan.queries[:middle]
-        own, arriving = _Sum(shapes, k.new_empty(0, dtype=_wide(k.dtype)), None), None
+        own, arriving = _Sum(shapes, k.new_empty(0, dtype=wide_dtype(k.dtype)), None), None
         for number, keys, values in around(axis, k, v):
             if number == axis.rank:
                 self.add(keys, values, number, late, own)
@@ -230,70 +231,3 @@ class _Gradients:
             self.queries[..., rows, :] += of_queries
             del of_queries  # before the sum takes memory
             total.add(columns, *of_block)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which sums are kept."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _nothing_seen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of no values, and its log-sum-exp."""
-    mean = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=(wide := _wide(q.dtype)))
-    return mean, q.new_full(q.shape[:-1], float("-inf"), dtype=wide)
-
-
-def _merge(mean: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> None:
-    """Merge, in place, means over some keys with those over others: lemma `merged-means` of the verifier."""
-    share = torch.sigmoid(other_log_sum - log_sum)
-    mean.lerp_(other.to(mean.dtype), share.unsqueeze(-1).to(mean.dtype))
-    torch.logaddexp(log_sum, other_log_sum.to(log_sum.dtype), out=log_sum)
-
-
-# ---- attention of one tile ----
-
-
-class _Kernel(NamedTuple):
-    """Attention that gives the log-sum-exp of scores, and its backward by a given one; `most_rows`: as in tiles."""
-
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    most_rows: int | None = None
-
-
-def _kernel(q: Tensor, v: Tensor) -> _Kernel:
-    if (fused := fused_attention(q, v)) is not None:
-        return _Kernel(*fused)
-    return _Kernel(_plain_forward, _plain_backward, PLAIN_ROWS)
-
-
-def _plain_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    scores = _scores(q, k, causal, scale)
-    weights = (scores - (log_sum := scores.logsumexp(-1)).unsqueeze(-1)).exp_()
-    return (weights @ v.unsqueeze(-3).to(weights.dtype)).flatten(-4, -3), log_sum.flatten(-3, -2)
-
-
-def _plain_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, log_sum: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    shared = partial(_shared, num_heads=k.shape[-3])
-    weights = (_scores(q, k, causal, scale) - shared(log_sum.unsqueeze(-1))).exp_()
-    grad = shared(grad).to(weights.dtype)
-    slopes = grad @ v.unsqueeze(-3).mT.to(grad.dtype) - (grad * shared(result)).sum(-1, keepdim=True)
-    into_q = ((slopes := slopes * (weights * scale)) @ k.unsqueeze(-3).to(slopes.dtype)).flatten(-4, -3)
-    return into_q, (slopes.mT @ shared(q).to(slopes.dtype)).sum(-3), (weights.mT @ grad).sum(-3)
-
-
-def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    """Return [..., h, r, m, l]: the scores of queries, of which r heads share a head of keys."""
-    wide = _wide(q.dtype)
-    scores = _shared(q, k.shape[-3]).to(wide) @ k.unsqueeze(-3).mT.to(wide) * scale
-    if causal:
-        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores.masked_fill_(above, float("-inf"))
-    return scores
-
-
-def _shared(x: Tensor, num_heads: int) -> Tensor:
-    """Return [..., h·r, m, d] as [..., h, r, m, d]."""
-    return x.unflatten(-3, (num_heads, -1))

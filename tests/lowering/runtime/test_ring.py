@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shardwright.lowering.private_kernels import fused_attention
 from shardwright.lowering.ranks.movement import Axis
-from shardwright.lowering.runtime import ring
 from shardwright.lowering.runtime.attention import sdpa
+from shardwright.lowering.runtime.partial_attention import plain_backward, plain_forward
 from shardwright.lowering.runtime.ring import Tile, tiles
 from tests.each import RANDOM_CASES
 from tests.lowering.runs import run_all
@@ -139,7 +139,7 @@ def test_any_strides_and_widths_of_16_bits() -> None:
 
 def test_scores_of_16_bits_do_not_overflow() -> None:
     q = torch.full((1, 1, 3, 64), 200.0, dtype=torch.float16)
-    result, log_sum = ring._plain_forward(q, q, q[..., :8], True, 1e-6)
+    result, log_sum = plain_forward(q, q, q[..., :8], True, 1e-6)
     assert torch.equal(result.half(), q[..., :8])
     assert log_sum.isfinite().all()
 
@@ -177,7 +177,7 @@ def test_the_plain_kernel_is_the_fused_one() -> None:
         )
         fused = fused_attention(q, v)
         assert fused is not None
-        results = [forward(q, k, v, causal, 0.3) for forward in (fused[0], ring._plain_forward)]
+        results = [forward(q, k, v, causal, 0.3) for forward in (fused[0], plain_forward)]
         torch.testing.assert_close(*results)
-        back = [backward(q, q, k, v, *results[0], causal, 0.3) for backward in (fused[1], ring._plain_backward)]
+        back = [backward(q, q, k, v, *results[0], causal, 0.3) for backward in (fused[1], plain_backward)]
         torch.testing.assert_close(*map(tuple, back))
