@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +34,7 @@ _NAMED = ("_parameters", "_buffers", "_modules")
 """The dictionaries of every module whose parts are addressed like attributes."""
 _KEEPING = (Distribution, Transform)
 """Objects of torch that keep what they have computed."""
-Cached = type(cache(int))
+_Cached = type(cache(int))
 """The type of functions that keep their results."""
 _DEEPEST = 8
 _LARGEST = 10_000
@@ -161,15 +161,14 @@ class Snapshot:
     def _function(self, value: object, shared: Origin) -> None:
         """Note what a user's function names: globals, variables of outer functions, defaults, and functions."""
         function = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
-        if isinstance(function, Cached):
-            self.caches.append((function, function.cache_info().misses))
+        if isinstance(function, _Cached):
+            self._caching([function])
             function = function.__wrapped__
         if not isinstance(function, FunctionType) or id(function) in self._seen:
             return
         self._seen[id(function)] = function
         if is_installed(function):
-            named = (function.__globals__.get(name) for name in _names_in(function.__code__))
-            self.caches += [(each, each.cache_info().misses) for each in named if isinstance(each, Cached)]
+            self._caching(function.__globals__.get(name) for name in _names_in(function.__code__))
             return
         own = vars(function), dict(enumerate(function.__defaults__ or ())), function.__kwdefaults__ or {}
         named = Names(function.__globals__, frozenset(_names_in(function.__code__)))
@@ -178,6 +177,10 @@ class Snapshot:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = Place(shared._replace(attribute=name), None, "", cell)
             self._parts(f"{function.__qualname__}.{name}", place, 0, "{}")
+
+    def _caching(self, named: Iterable[object]) -> None:
+        """Note those functions that keep their results."""
+        self.caches += [(each, each.cache_info().misses) for each in named if isinstance(each, _Cached)]
 
     def _place(self, path: str, place: Place, depth: int) -> None:
         """Note a place, and the places that its value holds; a shared value is looked at once."""
