@@ -45,19 +45,21 @@ class PresetsReport(Report):
         ]
         return [
             Paragraph("topologies", [], ("name", "by default", "numbers"), topologies),
-            Paragraph("builders", [], ("name", "sizes", "collectives", "proven for all sizes", "about"), builders),
+            Paragraph(
+                "builders", [], ("name", "sizes", "collectives", "family proven for all sizes", "about"), builders
+            ),
         ]
 
     def data(self) -> dict[str, Any]:
         topologies = [{"name": name, "default": one.default, "about": one.about} for name, one in self.presets.items()]
         builders = [{"name": name, "sizes": one.sizes.text, "collectives": list(one.makes), "about": one.about,
-                     "proven_for_all_sizes": _proven(name)}
+                     "family_proven_for_all_sizes": _proven(name)}
                     for name, one in BUILDERS.items()]  # fmt: skip
         return {"topologies": topologies, "builders": builders}
 
 
 def _proven(builder: str) -> list[str]:
-    """Return which collectives of a builder are proven for all its sizes at once."""
+    """Return which collectives of a builder are of a family that is proven for all its sizes at once."""
     from shardwright.verifier.collectives.ways import proven_kinds  # loads Z3
 
     return proven_kinds(builder, BUILDERS[builder].makes)

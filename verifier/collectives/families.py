@@ -235,4 +235,4 @@ def of_builder(name: str, dims: Sequence[int], piece: int = 0) -> list[Phase]:
 
 PROVEN: tuple[str, ...] = ("direct", "ring", "two-way-ring", "short-ring", "line", "bruck", "doubling",
                            "halving-doubling", "hierarchical", "xy", "mesh", "torus")  # fmt: skip
-"""The builders whose all-gathers are members of families."""
+"""The builders whose all-gathers are members of families, as tests compare on small grids."""

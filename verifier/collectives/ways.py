@@ -122,6 +122,9 @@ def moved(dims: Sequence[int], name: str) -> Iterator[Transfer]:
 
 
 def proven_kinds(builder: str, kinds: Iterable[str]) -> list[str]:
-    """Return which of a builder's collectives are proven for all sizes: all-gathers, what these make, all-to-alls."""
+    """Return which of a builder's collectives are of proven families: all-gathers, what these make, all-to-alls.
+
+    Tests prove the families, and compare what builders build with them on small grids.
+    """
     gathers = ("all_gather", "reduce_scatter", "all_reduce") if builder in PROVEN else ()
     return [kind for kind in kinds if kind in gathers or (kind == "all_to_all" and builder in BUILDERS)]
