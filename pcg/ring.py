@@ -7,6 +7,8 @@ log-sum-exp. So no device ever has all keys.
 Its meaning follows from certified parts: keys and values gathered, and the operator split along q. That parts of keys
 merge, forward and in both gradients, is a lemma (`verifier/rows/ringproof.py`).
 
+A mask has a value for each pair of a query and a key. It stays: a device has the rows of its queries, of all keys.
+
 "q@k/b" gives each device its slice of each of b equal blocks. A causal query sees the keys before it. With as many
 blocks as a device has queries, a device has every n-th position, so all devices have equal work in every round.
 
@@ -160,19 +162,20 @@ class Ring(Choice):
 
 
 def _keys(row: Row, signature: Signature) -> Iterator[str]:
-    """Yield the factors along which operands travel: a dimension, or blocks of one, that only all of them have."""
+    """Yield the factors along which operands travel: a dimension, or blocks of one, that all of them have.
+
+    Neither what has the queries nor the result has it; a mask may, of which each device has all columns.
+    """
     travel = [signature.operands[i] for i in row.travels if i < len(signature.operands)]
-    others = [dims for i, dims in enumerate((*signature.operands, signature.result)) if i not in row.travels]
+    stays = (signature.operands[0 if row.offset_at is None else row.offset_at[0]], signature.result)
     for number, factor in enumerate(signature.factors):
         mine = travel and all(any(dim[-1:] == (number,) for dim in dims) for dims in travel)
-        if mine and not any(number in dim for dims in others for dim in dims):
+        if mine and not any(number in dim for dims in stays for dim in dims):
             yield factor.name
 
 
 def _queries(row: Row, signature: Signature) -> Iterator[str]:
-    """Yield the factor whose positions the row counts, if nothing but its operand stays where it is."""
-    if row.offset_at is None:
-        return
-    operand, dim = row.offset_at
-    if {*row.travels, operand} == set(range(len(signature.operands))):
+    """Yield the factor whose positions the row counts."""
+    if row.offset_at is not None:
+        operand, dim = row.offset_at
         yield signature.factors[signature.operands[operand][dim][-1]].name

@@ -256,7 +256,8 @@ def _attention(part: Local) -> Passes:
     rounds, offset = round(part.senders), part.shapes.operands[0][-2] // part.step - q[-2]
     apart = k[-2] if part.step == 1 else 0
     causal = bool(part.attrs.get("causal", False))
-    num_bytes = _bytes(part.operands) + part.result.num_bytes
+    mask = _bytes(part.operands[3:]) // rounds  # its columns, for the keys of one part
+    num_bytes = _bytes(part.operands[:3]) + mask + part.result.num_bytes
     again = num_bytes + part.result.num_bytes + _bytes(part.trained)
     forward, backward = list[Work](), list[Work]()
     for number in range(rounds):
@@ -265,7 +266,7 @@ def _attention(part: Local) -> Passes:
         own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (rounds == 1 or seen < q[-2] * k[-2]))
         forward.append(own)
         backward.append(replace(own, flops=2.5 * flops, num_bytes=again, backward=True))
-    merges, sums = (rounds - 1) * [_merge(part.result)], (rounds - 1) * [*map(_merge, part.operands)]
+    merges, sums = (rounds - 1) * [_merge(part.result)], (rounds - 1) * [*map(_merge, part.operands[:3])]
     return Passes((*forward, *merges), (*backward, *sums) if part.trained else (), groups=rounds)
 
 

@@ -20,10 +20,11 @@ def sdpa(
     With an `offset`, `q` holds queries of the sequence from there on, each `step` after the one before. Under a causal
     mask, keys after the last visible one are left out. If queries are neighbours, the rest is a causal mask at the
     lower right, for which GPUs have kernels.
-    With a `ring`, `k` and `v` are this rank's parts along an axis, as far apart, and the result is of all parts.
+    With a `ring`, `k` and `v` are this rank's parts along an axis, as far apart, and the result is of all parts; a mask
+    is for this rank's queries and all keys.
     """
     if ring is not None:
-        return ring_attention(causal, scale, offset or 0, q, k, v, ring, step)
+        return ring_attention(causal, scale, offset or 0, q, k, v, ring, step, *mask)
     bias, shared = mask[0] if mask else None, q.shape[-3] != k.shape[-3]
     if causal and offset is not None:
         seen = min(offset + step * (q.shape[-2] - 1) + 1, k.shape[-2])

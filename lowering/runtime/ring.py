@@ -26,16 +26,23 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.movement import Axis, Started
 from shardwright.lowering.ranks.shifts import start_shift
 from shardwright.lowering.ranks.untraced import untraced
-from shardwright.lowering.runtime.partial_attention import kernel_for, merge, nothing_seen, wide_dtype
+from shardwright.lowering.runtime.partial_attention import (
+    kernel_for,
+    merge,
+    nothing_seen,
+    wide_dtype,
+    without_any,
+)
 
 # pyright: reportIncompatibleMethodOverride=false
 
 
 @untraced
 def ring_attention(
-    causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1
-) -> Tensor:
-    """Return softmax(q kᵀ · scale) v, of all keys of the axis.
+    causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return softmax(q kᵀ · scale + mask) v, of all keys of the axis.
 
     Args:
         causal: a query sees the keys up to its own position.
@@ -47,6 +54,8 @@ def ring_attention(
         axis: along which keys and values travel.
         step: how far apart neighbouring queries are, and keys. If it is 1, the ranks' parts of the keys follow each
             other in the sequence. Else it is the number of ranks, and rank i has the keys i, i + step, i + 2·step, …
+        mask: for this rank's queries and the keys of all ranks; it is added to scores, or says what a query sees. Of
+            a shape that broadcasts to [..., h·r, m, number of keys].
 
     Returns:
         [..., h·r, m, e].
@@ -54,7 +63,15 @@ def ring_attention(
     lead = q.shape[:-3]
     flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
     plan = _Plan(axis, causal, q.shape[-1] ** -0.5 if scale is None else scale, start, step, q.shape[-2], k.shape[-2])
-    return _Ring.apply(plan, *flat).view(*lead, *q.shape[-3:-1], v.shape[-1])
+    result = _Ring.apply(plan, *flat, None if mask is None else _flattened(mask, lead))
+    return result.view(*lead, *q.shape[-3:-1], v.shape[-1])
+
+
+def _flattened(mask: Tensor, lead: torch.Size) -> Tensor:
+    """Return a mask with four dimensions, of which the first is one for all of `lead`."""
+    mask = mask[(None,) * (len(lead) + 3 - mask.ndim)]
+    own = mask.shape[:-3]
+    return (mask if own.numel() == 1 else mask.expand(*lead, *mask.shape[-3:])).reshape(-1, *mask.shape[-3:])
 
 
 def _by_rows(x: Tensor) -> Tensor:
@@ -126,6 +143,24 @@ class _Plan:
         for at in range(queries.start, queries.stop, most or max(1, len(queries))):
             yield from tiles(range(at, min(queries.stop, at + (most or len(queries)))), self.num_keys, last)
 
+    def of_mask(self, mask: Tensor, rows: slice, number: int, columns: slice) -> Tensor:
+        """Return a mask's part for some of the queries, and for some of the keys of a rank; a view."""
+        if mask.shape[-2] > 1:
+            mask = mask[..., rows, :]
+        if mask.shape[-1] == 1:
+            return mask
+        own = slice(number, None, self.step) if self.step > 1 else slice(number * self.num_keys, None)
+        return mask[..., own][..., columns]
+
+    def hiding(self, mask: Tensor | None, rows: slice, number: int, columns: slice, dtype: torch.dtype) -> list[Tensor]:
+        """Return what is added to scores of some of the queries and of some of the keys of a rank, if anything is."""
+        if mask is None:
+            return []
+        own = self.of_mask(mask, rows, number, columns)
+        if own.dtype != torch.bool:
+            return [own.to(dtype)]
+        return [torch.zeros(own.shape, dtype=dtype, device=own.device).masked_fill_(~own, float("-inf"))]
+
 
 class _Blocks(NamedTuple):
     """The shapes of a block of keys and of values, which are sent as one run of memory."""
@@ -152,24 +187,26 @@ def around(axis: Axis, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tens
 
 class _Ring(Function):
     @staticmethod
-    def forward(ctx: AutogradContext, plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = kernel_for(q, v)
+    def forward(ctx: AutogradContext, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        attend = kernel_for(q, v, mask)
         found, log_sum = nothing_seen(q, v)
         for number, keys, values in around(plan.axis, k, v):
             for rows, columns, causal in plan.tiles(plan.queries, number, attend.most_rows):
                 given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
-                merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale))
+                hiding = plan.hiding(mask, rows, number, columns, q.dtype)
+                merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale, *hiding))
         result = found.to(q.dtype)
         ctx.plan = plan
-        ctx.save_for_backward(q, k, v, result, log_sum)
+        ctx.save_for_backward(q, k, v, mask, result, log_sum if mask is None else without_any(log_sum))
         return result
 
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[None, *tuple[Tensor | None, ...]]:
-        q, k, v, result, log_sum = ctx.saved_tensors
+        q, k, v, mask, result, log_sum = ctx.saved_tensors
         _, *needed = ctx.needs_input_grad
-        found = _Gradients(ctx.plan, q, grad, result, log_sum)
-        gradients = zip((q, k, v), found.everywhere(k, v, send=any(needed[1:])), needed, strict=True)
+        found = _Gradients(ctx.plan, q, grad, result, log_sum, mask, trains_mask=needed[3])
+        own = *found.everywhere(k, v, send=any(needed[1:3])), found.of_mask
+        gradients = zip((q, k, v, mask), own, needed, strict=True)
         return None, *(own.to(x.dtype) if is_needed else None for x, own, is_needed in gradients)
 
 
@@ -193,12 +230,16 @@ class _Sum:
 
 
 class _Gradients:
-    """The gradients of a rank's queries, and of the blocks that it sees."""
+    """The gradients of a rank's queries and of its mask, and of the blocks that it sees."""
 
-    def __init__(self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor) -> None:
-        self.plan, self.q, self.grad, self.result, self.log_sum = plan, q, grad, result, log_sum
-        self.attend = kernel_for(q, result)
+    def __init__(
+        self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor, mask: Tensor | None, *,
+        trains_mask: bool,
+    ) -> None:  # fmt: skip
+        self.plan, self.q, self.grad, self.result, self.log_sum, self.mask = plan, q, grad, result, log_sum, mask
+        self.attend = kernel_for(q, result, mask, trains_mask=trains_mask)
         self.queries = torch.zeros_like(q, dtype=wide_dtype(q.dtype))
+        self.of_mask = torch.zeros_like(mask, dtype=self.queries.dtype) if mask is not None and trains_mask else None
 
     def everywhere(self, k: Tensor, v: Tensor, *, send: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of queries, and of this rank's keys and values by all ranks' queries.
@@ -227,7 +268,10 @@ class _Gradients:
         for rows, columns, causal in self.plan.tiles(queries, number, self.attend.most_rows):
             grad, q, result = (x[..., rows, :] for x in (self.grad, self.q, self.result))
             given = grad, q, keys[..., columns, :], values[..., columns, :], result, self.log_sum[..., rows]
-            of_queries, *of_block = self.attend.backward(*given, causal, self.plan.scale)
+            hiding = self.plan.hiding(self.mask, rows, number, columns, self.q.dtype)
+            of_queries, of_keys, of_values, *of_mask = self.attend.backward(*given, causal, self.plan.scale, *hiding)
             self.queries[..., rows, :] += of_queries
+            if self.of_mask is not None:
+                self.plan.of_mask(self.of_mask, rows, number, columns).add_(*of_mask)
             del of_queries  # before the sum takes memory
-            total.add(columns, *of_block)
+            total.add(columns, of_keys, of_values)

@@ -17,7 +17,7 @@ from shardwright.pcg.analysis import (
     written,
 )
 from shardwright.pcg.attrs import integer
-from shardwright.pcg.choice import Exchange
+from shardwright.pcg.choice import Exchange, sends
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import R, local_blocks
@@ -228,14 +228,16 @@ class Operations:
     def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
         """Return the size of the masks and other values that backward needs beside activations.
 
-        Dropout keeps its mask. Attention casts a mask of bools to numbers, and keeps these. The rows of other operators
-        give the size of what they keep inside.
+        Dropout keeps its mask. Attention casts a mask of bools to numbers, and keeps these, but casts it by parts where
+        keys travel. The rows of other operators give the size of what they keep inside.
         """
         types, mesh = self.graph.types, self.graph.mesh
         kind = types[node.name]
         if not kind.grad:
             return 0.0
         if node.op == "sdpa" and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
+            if sends(node.split):
+                return 0.0
             return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
         own = [item for item in saved if item in BESIDE]
         if not own or node.row is None:

@@ -19,7 +19,7 @@ from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.request.asked import MEMORY, STAGES, Bound, LayoutPin, RecomputeMode, Stages, parse
 from shardwright.search.request.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.request.options import SearchOptions
-from shardwright.search.request.restrict import FREE, ROLES
+from shardwright.search.request.restrict import FREE, ROLES, check_roles
 from shardwright.search.request.spaces import (
     AXES,
     Pipeline,
@@ -102,6 +102,7 @@ class Pins:
             mesh = Mesh(mesh.names[1:], mesh.sizes[1:]) if len(mesh) > 1 else Mesh(("x",), (1,))
         if mesh is not None:
             _check_mesh(mesh, asked.roles, cluster, asked.stages)
+            check_roles(graph, mesh, asked.roles or (FREE,) * len(mesh))
         if microbatches is not None:
             _check_count(microbatches, size)
         limits, bounds = limits_of(graph, mesh, asked.pins)

@@ -17,11 +17,12 @@ from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, R, S
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.ring import Ring
 from shardwright.pcg.step.regions import attentions
 from shardwright.search.choices.problem import Restrict
+from shardwright.search.request.rings import check_rings, num_rings, rings
 
 DATA, ZERO, EXPERT, TENSOR, FREE = "data", "zero", "expert", "tensor", "free"
 CONTEXT, ULYSSES, RING = "context", "ulysses", "ring"
@@ -82,8 +83,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are whole or in slices;
               repeated values, such as keys that several query heads share, may be gathered before
     ulysses   as context, but attention is split by heads, where their number allows it
-    ring      as context, but keys and values travel around the axis, where attention has no mask of its own; no rewrite
-              takes such attention apart (`keeps_rings`)
+    ring      as context, but keys and values travel around the axis; no rewrite takes such attention apart
+              (`keeps_rings`). A request is refused if some attention cannot be in a ring (`check_roles`)
     tensor    splits anything but the batch; an operator that multiplies or looks up a weight is split along the weight
               where it can be
     free      anything
@@ -93,7 +94,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
     batch = batch_factors(graph)
     context = batch_factors(graph, 1) if not set(SEQUENCE).isdisjoint(roles) else {}
-    ways = {ULYSSES: head_factors(graph, batch) if ULYSSES in roles else {}, RING: _rings(graph, context)}
+    ways = {ULYSSES: head_factors(graph, batch) if ULYSSES in roles else {}, RING: rings(graph, context)}
     repeated = _repeated(graph) if context else frozenset[str]()
     extents = {
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
@@ -160,25 +161,17 @@ def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list
     return found
 
 
-def _rings(graph: Graph, context: Mapping[str, Choice]) -> Mapping[str, list[tuple[Choice, int]]]:
-    """Return the operators of the sequence past which operands can travel, with these choices and their sizes."""
-    found = dict[str, list[tuple[Choice, int]]]()
-    for name, choice in context.items():
-        node = graph.by_name[name]
-        if node.row is not None and node.row.travels:
-            rings = (own for own in Ring.offered(node.row, graph.signature(node)) if own.outward == choice)
-            found[name] = [(ring, _extent(graph, node, ring)) for ring in rings]
-    return found
-
-
 def keeps_rings(before: Graph, after: Graph, roles: Sequence[str]) -> bool:
     """Return whether a rewrite leaves the operators that a role wants in a ring: parts of attention are in none."""
-    return RING not in roles or _num_rings(after) >= _num_rings(before)
+    return RING not in roles or num_rings(after) >= num_rings(before)
 
 
-def _num_rings(graph: Graph) -> int:
-    travelling = ((n.row, graph.signature(n)) for n in graph.nodes if n.row is not None and n.row.travels)
-    return sum(any(Ring.offered(row, signature)) for row, signature in travelling)
+def check_roles(graph: Graph, mesh: Mesh, roles: Sequence[str]) -> None:
+    """Raise a `PlanError` where attention cannot be in a ring that a role asks for."""
+    axes = [(name, size) for name, size, role in zip(mesh.names, mesh.sizes, roles, strict=True) if role == RING]
+    if axes := [(name, size) for name, size in axes if size > 1]:
+        stored = {node.name for node in graph.nodes if is_weight(graph, node.name)}
+        check_rings(graph, batch_factors(graph, 1), stored, axes)
 
 
 def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
@@ -32,6 +33,42 @@ STRIPED = [way for way in WAYS if way[1][-1] == "ring"]
 ERRORS = {torch.float64: 1e-11, torch.float32: 2e-4}
 
 
+KINDS = ("causal", "window", "even", "packed", "padded", "bias")
+"""Of attention: causal; causal under a mask that a query sees few keys by; or with half of the keys for every query."""
+
+
+class Masked(nn.Module):
+    """Tokens that attend to each other, with a mask that forward makes."""
+
+    def __init__(self, kind: str, width: int, heads: tuple[int, int], seq: int) -> None:
+        super().__init__()
+        self.kind, self.heads, own, shared = kind, heads, width, width // heads[0] * heads[1]
+        self.embedding, self.head = nn.Embedding(80, width), nn.Linear(width, 80)
+        self.blocks = nn.ModuleList(nn.Linear(width, own + 2 * shared) for _ in range(2))
+        self.slopes = nn.Parameter(torch.randn(heads[0], 1, seq)) if kind == "bias" else None
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """The loss of token ids and labels [batch, seq]."""
+        x, mask, (many, few) = self.embedding(ids), self.mask(ids), self.heads
+        for block in self.blocks:
+            q, k, v = block(x).unflatten(2, (many + 2 * few, -1)).transpose(1, 2).split([many, few, few], 1)
+            x = x + F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    def mask(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        after = places.unsqueeze(1) - places
+        if self.kind == "window":
+            return (after >= 0) & (after < 5)
+        if self.kind == "packed":
+            sequence = (ids < 8).cumsum(1)
+            return (after >= 0) & (sequence.unsqueeze(2) == sequence.unsqueeze(1)).unsqueeze(1)
+        if self.kind == "padded":
+            return (ids < 60)[:, None, None]
+        assert self.slopes is not None
+        return self.slopes.masked_fill(after < 0, float("-inf"))
+
+
 class Cell(NamedTuple):
     way: Way
     many: int
@@ -40,23 +77,26 @@ class Cell(NamedTuple):
     batch: int
     seq: int
     dtype: torch.dtype
-    causal: bool
+    kind: str
     dropout: float
 
 
-def drawn(rng: random.Random) -> Cell:
+def drawn(rng: random.Random, kind: str) -> Cell:
     way, heads = rng.choice(WAYS), rng.choice([(4, 2), (4, 4), (2, 2)])
     recompute = rng.choice(["none", "selective", "full"])
     many, seq, dtype = rng.choice([1, 2]), rng.choice([8, 16, 24]), rng.choice(list(ERRORS))
-    causal, dropout = rng.random() < 0.7, rng.choice([0.0, 0.3])
-    return Cell(way, many, recompute, heads, 2 * many, seq, dtype, causal, dropout)
+    return Cell(way, many, recompute, heads, 2 * many, seq, dtype, kind, rng.choice([0.0, 0.3]))
 
 
 def case(cell: Cell) -> Case:
     torch.manual_seed(0)
     with in_fp64():
         ids = torch.randint(80, (cell.batch, cell.seq))
-        model = decoder(Decoder("llama", 1, 32, *cell.heads, 48, 80), cell.seq, even=not cell.causal)
+        sizes = Decoder("llama", 1, 32, *cell.heads, 48, 80)
+        plain = cell.kind in ("causal", "even")
+        model = (
+            decoder(sizes, cell.seq, even=cell.kind == "even") if plain else Masked(cell.kind, 32, cell.heads, cell.seq)
+        )
         model.embedding = nn.Sequential(model.get_submodule("embedding"), nn.Dropout(cell.dropout))
         return Case(model.to(cell.dtype), {"ids": ids, "labels": ids.clone()})
 
@@ -77,12 +117,12 @@ def stepped(own: Case, plan: Plan) -> Step:
 
 def test_random_steps_are_those_of_one_process() -> None:
     rng = random.Random(5)
-    cells = [drawn(rng) for _ in range(RANDOM_CASES or 4)]
+    cells = [drawn(rng, KINDS[i % len(KINDS)]) for i in range(RANDOM_CASES or len(KINDS))]
     cases = [case(cell) for cell in cells]
     plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
     for plan, cell in zip(plans, cells, strict=True):
         size = plan.mesh.sizes[plan.mesh.index("cp")]
-        ring = f"q@k/{cell.seq // size}" if cell.causal and cell.way in STRIPED else "q@k"
+        ring = f"q@k/{cell.seq // size}" if cell.kind == "causal" and cell.way in STRIPED else "q@k"
         assert all(ring in split for split in splits(plan.graph)), cell
         assert plan.graph.mesh.num_microbatches == cell.many, cell
     runs = zip(cases, plans, strict=True)

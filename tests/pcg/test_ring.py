@@ -25,9 +25,12 @@ RING = "q@k"
 SHAPES = {"q": (2, 4, 8, 6), "k": (2, 2, 8, 6), "v": (2, 2, 8, 10)}
 
 
-def attention(causal: bool = True, dtype: str = "float32", trained: str = "qkv") -> Graph:
+def attention(
+    causal: bool = True, dtype: str = "float32", trained: str = "qkv", mask: tuple[int, ...] | None = None
+) -> Graph:
     b = GraphBuilder()
-    names = [b.leaf(n, "parameter", shape, dtype, n, grad=n in trained) for n, shape in SHAPES.items()]
+    shapes = SHAPES if mask is None else SHAPES | {"mask": mask}
+    names = [b.leaf(n, "parameter", shape, dtype, n, grad=n in trained) for n, shape in shapes.items()]
     y = b.op("sdpa", *names, causal=causal, scale=None)
     return b.graph([("loss", b.op("sum", y, dims=(0, 1, 2, 3), keepdim=False))])
 
@@ -43,7 +46,7 @@ def rounds(found: Graph, node: Node) -> tuple[Rounds, ...]:
     return sent  # type: ignore[return-value]
 
 
-def test_operands_travel_where_nothing_else_has_their_dimension() -> None:
+def test_operands_travel_where_neither_queries_nor_the_result_have_their_dimension() -> None:
     row = ROWS["sdpa"]
 
     def offered(*shapes: tuple[int, ...]) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ def test_operands_travel_where_nothing_else_has_their_dimension() -> None:
     q, k, v = SHAPES.values()
     assert offered(q, k, v) == offered(q[1:], k[1:], v[1:]) == (RING,)
     for mask in ((8, 8), (2, 1, 8, 8), (1, 1, 1, 8), (8, 1)):
-        assert offered(q, k, v, mask) == ()
+        assert offered(q, k, v, mask) == (RING,)
     linear = ROWS["linear"]
     assert tuple(sending(linear, linear.signature([(4, 6), (8, 6)], {}))) == ()
 
@@ -73,10 +76,11 @@ def test_its_layouts_and_how_it_is_seen() -> None:
         ring.layouts(ROWS["linear"].signature([(4, 6), (8, 6)], {}), ROWS["linear"])
 
 
+@pytest.mark.parametrize("mask", [None, (8, 8), (2, 4, 8, 8), (2, 1, 1, 8)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_devices_compute_what_one_computes(causal: bool) -> None:
-    """Along one axis, beside axes that split examples, heads or queries."""
-    graph, rng = attention(causal), np.random.default_rng(0)
+def test_devices_compute_what_one_computes(causal: bool, mask: tuple[int, ...] | None) -> None:
+    """Along one axis, beside axes that split examples, heads or queries; a device has the mask of its queries."""
+    graph, rng = attention(causal, mask=mask), np.random.default_rng(0)
     leaves = {node.name: rng.standard_normal(graph.types[node.name].shape) for node in graph.leaves("parameter")}
     (attended,) = graph.leaves("sdpa")
     expected = run_serial(graph, leaves)[attended.name]

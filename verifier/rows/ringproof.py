@@ -8,9 +8,9 @@ The parts are proven: the split along q as any row rule, and the move as a step 
 of a sum that is scattered, backward. Layouts must be those of q and k alone.
 
 A device need never have all keys at once, because of one more fact: the operator is a mean of values along k, whose
-weights are each of one key alone. Means over parts merge to the mean over all (lemma `merged-means`). Given the whole
-mean and the sum of all weights, the gradients of a weight and of a value depend on that key alone, so each part gives
-its own. Gradients of queries add up over keys, and those of keys over devices.
+weights are each of one key alone, also under a mask. Means over parts merge to the mean over all (lemma
+`merged-means`). Given the whole mean and the sum of all weights, the gradients of a weight and of a value depend on
+that key alone, so each part gives its own. Gradients of queries add up over keys, and those of keys over devices.
 """
 
 from __future__ import annotations

@@ -33,14 +33,21 @@ class Attention(NamedTuple):
     causal: bool
     scale: float | None
     dtype: torch.dtype
-    trained: tuple[bool, bool, bool]
+    trained: tuple[bool, ...]
     by_columns: bool = False
     striped: bool = False
+    seen: float = 1.0
 
     def inputs(self) -> list[Tensor]:
+        """The operands; a fourth is a mask that hides keys. It is added to scores if it has a gradient."""
         generator = torch.Generator().manual_seed(sum(map(sum, self.shapes)))
-        found = [torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype) for shape in self.shapes]
-        return [x.mT.contiguous().mT for x in found] if self.by_columns else found
+        exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in self.shapes]
+        found = [x.to(self.dtype) for x in exact]
+        found = [x.mT.contiguous().mT for x in found] if self.by_columns else found
+        for i, trains in enumerate(self.trained[3:], 3):
+            visible = torch.rand(self.shapes[i], generator=generator, dtype=torch.float64) < self.seen
+            found[i] = found[i].masked_fill(~visible, float("-inf")) if trains else visible
+        return found
 
 
 def drawn(rng: random.Random, world: int) -> Attention:
@@ -49,19 +56,27 @@ def drawn(rng: random.Random, world: int) -> Attention:
     causal, keys = rng.random() < 0.6, world * rng.randint(1, 5)
     queries = keys if causal or rng.random() < 0.5 else world * rng.randint(1, 5)
     values = rng.choice([width, width, 6])
+    trained = rng.choice([(True, True, True)] * 3 + [(True, False, False), (False, True, True), (False, False, True)])
+    pairs = (*lead, heads * shared, queries, keys)
+    mask = tuple(n if rng.random() < 0.7 else 1 for n in pairs)[rng.randint(0, len(pairs) - 2) :]
+    masked = rng.random() < 0.5
     return Attention(
-        ((*lead, heads * shared, queries, width), (*lead, heads, keys, width), (*lead, heads, keys, values)),
+        ((*lead, heads * shared, queries, width), (*lead, heads, keys, width), (*lead, heads, keys, values),
+         *[mask] * masked),
         causal,
         rng.choice([None, 0.3]),
         rng.choice(list(ERRORS)),
-        rng.choice([(True, True, True)] * 3 + [(True, False, False), (False, True, True), (False, False, True)]),
+        (*trained, *[rng.random() < 0.5] * masked),
         rng.random() < 0.3,
         queries == keys and rng.random() < 0.5,
-    )
+        rng.choice([0.2, 0.8]),
+    )  # fmt: skip
 
 
 def part(x: Tensor, axis: Axis, *, striped: bool) -> Tensor:
-    """What a rank has of a sequence."""
+    """What a rank has of a sequence; a mask may have one row for all queries."""
+    if x.shape[-2] == 1:
+        return x
     return x[..., axis.rank :: axis.size, :] if striped else x.chunk(axis.size, -2)[axis.rank]
 
 
@@ -93,14 +108,15 @@ def on_rank(case: Attention) -> list[Tensor | None]:
 def assert_as_one_process(cases: Sequence[tuple[int, Attention]]) -> None:
     found = run_all([(world, lambda case=case: on_rank(case)) for world, case in cases])
     for (world, case), by_rank in zip(cases, found, strict=True):
-        exact = [x.double() for x in case.inputs()]
+        exact = [x if x.dtype == torch.bool else x.double() for x in case.inputs()]
         expected = result_of(case._replace(dtype=torch.float64), exact)
-        for name, want, *parts in zip("yqkv", expected, *by_rank, strict=True):
+        for name, want, *parts in zip("yqkvm"[: len(expected)], expected, *by_rank, strict=True):
             if want is None:
                 assert parts == [None] * world, (name, case)
                 continue
             assert {one.dtype for one in parts} == {case.dtype}, (name, case)
-            error = (put_together(parts, striped=case.striped).double() - want).abs().max()
+            whole = sum(parts) if name == "m" and want.shape[-2] == 1 else put_together(parts, striped=case.striped)
+            error = (whole.double() - want).abs().max()
             assert error <= ERRORS[case.dtype] * max(1.0, float(want.abs().max())), (name, case)
 
 
@@ -135,6 +151,17 @@ def test_any_strides_and_widths_of_16_bits() -> None:
     strided = [Attention(shapes(8), causal, 0.3, torch.float32, all_train, True) for causal in (False, True)]
     narrow = [Attention(shapes(6), True, None, dtype, all_train) for dtype in (torch.bfloat16, torch.float16)]
     assert_as_one_process([(2, case) for case in (*strided, *narrow)])
+
+
+def test_masks_that_hide_all_keys_of_a_rank_or_of_a_query() -> None:
+    """Each may have a gradient, and one row, column or head for all."""
+    shapes = ((4, 8, 4), (2, 8, 4), (2, 8, 4))
+    masks: list[tuple[tuple[int, ...], bool]] = [((4, 8, 8), True), ((8, 8), True), ((1, 8), True), ((8, 1), False)]
+    given = ((mask, trains, causal) for (mask, trains), causal in zip(masks, (True, False) * 2, strict=True))
+    assert_as_one_process([
+        (2, Attention((*shapes, mask), causal, 0.3, torch.float64, (True, True, True, trains), False, causal, 0.3))
+        for mask, trains, causal in given
+    ])  # fmt: skip
 
 
 def test_scores_of_16_bits_do_not_overflow() -> None:

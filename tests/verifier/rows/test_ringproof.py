@@ -17,10 +17,10 @@ from shardwright.verifier.falsifiers.falsify import falsify
 from shardwright.verifier.proof import Failure
 from shardwright.verifier.rows import ringproof
 from shardwright.verifier.rows.rowproof import prove, proven
+from tests.each import each
 
 PATTERN = Pattern.parse("a (b c) d e!, a b f! e!, a b f! g! -> a (b c) d g!", 3)
 RULE = derive("sdpa", PATTERN, parse_choice("d@f"))
-MASKED = Pattern.parse("a (b c) d e!, a b f! e!, a b f! g!, a 1 d f! -> a (b c) d g!", 4)
 
 
 def failure(rule: RowRule) -> str:
@@ -31,13 +31,29 @@ def failure(rule: RowRule) -> str:
 
 def test_it_rests_on_the_split_on_the_move_and_on_the_merge() -> None:
     assert sending_choices(ROWS["sdpa"], PATTERN) == ("d@f",)
-    assert sending_choices(ROWS["sdpa"], MASKED) == ()
     assert (RULE.factor, list(map(str, RULE.operands)), str(RULE.result)) == ("d", ["S(2)"] * 3, "S(2)")
     assert (RULE.guard, RULE.local) == (("k | d", "k | f"), ("offset",))
     assert RowRule.from_json(RULE.to_json()) == RULE
     split = proven(derive("sdpa", PATTERN, parse_choice("d"))).axioms
     assert set(prove(RULE).axioms) == {*split, *ringproof.LEMMAS}
     assert isinstance(certify(RULE), Certificate)
+
+
+@each(
+    "mask, place",
+    [("a 1 d f!", "S(2)"), ("d f!", "S(0)"), ("a (b c) d f!", "S(2)"), ("a 1 1 f!", "C"), ("1 1 d 1", "S(2)")],
+)
+def test_a_mask_stays_with_the_queries(mask: str, place: str) -> None:
+    """A device has all columns of it, and its rows if it has any; no other layout is proven."""
+    pattern = Pattern.parse(f"a (b c) d e!, a b f! e!, a b f! g!, {mask} -> a (b c) d g!", 4)
+    assert sending_choices(ROWS["sdpa"], pattern) == ("d@f",)
+    rule = derive("sdpa", pattern, parse_choice("d@f"))
+    assert list(map(str, rule.operands)) == ["S(2)"] * 3 + [place]
+    assert isinstance(certify(rule), Certificate)
+    for other in (Placement("R"), Placement("P"), Placement("S", mask.split().index("f!") if "f!" in mask else 0)):
+        assert f"operand 3 is {other}, which does not become {place}" in failure(
+            replace(rule, operands=(*rule.operands[:3], other))
+        )
 
 
 def test_every_other_layout_is_refuted() -> None:
@@ -92,3 +108,16 @@ def test_the_row_is_a_mean_of_values_whose_weights_are_each_of_one_key() -> None
     means = [row(q, *part, causal=False, scale=None) for part in parts]
     merged = sum(w * mean for w, mean in zip(weights, means, strict=True)) / sum(weights)
     assert np.allclose(merged, row(q, k, v, causal=False, scale=None))
+
+
+def test_a_mask_is_a_part_of_each_weight() -> None:
+    """So means over parts merge under one, too, also where a query sees no key of a part."""
+    rng, row = np.random.default_rng(1), ROWS["sdpa"].numpy
+    q, k, v = (rng.standard_normal((3, n, 4)) for n in (5, 8, 8))
+    mask = rng.standard_normal((5, 8))
+    mask[2, :3] = -np.inf
+    parts = [slice(0, 3), slice(3, 8)]
+    weights = [np.exp(q @ np.swapaxes(k[:, p], 1, 2) / 2 + mask[:, p]).sum(-1, keepdims=True) for p in parts]
+    means = [row(q, k[:, p], v[:, p], mask[:, p], causal=False, scale=None) for p in parts]
+    merged = sum(w * mean for w, mean in zip(weights, means, strict=True)) / sum(weights)
+    assert np.allclose(merged, row(q, k, v, mask, causal=False, scale=None))

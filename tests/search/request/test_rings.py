@@ -1,0 +1,74 @@
+"""Rings that roles ask for: attention that cannot be in one is named, with what to do, and never gathered instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.plans import CERTIFIED, fast_links
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.plan import Plan
+from shardwright.search.tree.planner import Planner
+from tests.each import each
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
+
+
+def dropping(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+class Attending(nn.Module):
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend, self.embedding = attend, nn.Embedding(9, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids).unflatten(2, (2, 4)).transpose(1, 2)
+        return self.attend(x, x, x).sum()
+
+
+def planned(attend: Attend, length: int, **axes: int) -> Plan:
+    graph = capture(Attending(attend), {"ids": torch.zeros(1, length, dtype=torch.int64)}).graph
+    mesh = Mesh.of(**axes)
+    planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
+    return planner.plan(graph, mesh=mesh, roles=("ring",) * len(mesh), compared=False, microbatches=1)
+
+
+def test_attention_with_a_mask_is_in_a_ring() -> None:
+    assert {node.split for node in planned(fused, 8, cp=4).graph.leaves("sdpa")} == {("q@k",)}
+
+
+def test_an_axis_of_one_device_asks_for_no_ring() -> None:
+    assert planned(written_out, 7, cp=1).graph.mesh.num_devices == 1
+
+
+@each(
+    "attend, length, axes, message",
+    [
+        (dropping, 8, {"cp": 2}, "drops probabilities, so it is no single operator; train without this dropout, or"),
+        (written_out, 8, {"cp": 2}, "is written out as products and a softmax; call F.scaled_dot_product_attention"),
+        (fused, 10, {"cp": 4}, "has a sequence of 10, which cp=4 does not divide; pad batches to a length that it div"),
+        (fused, 8, {"a": 2, "b": 2}, "role 'ring' of axes a and b: keys travel around one ring; give the role to one"),
+    ],
+)
+def test_other_attention_is_named_with_the_remedy(
+    attend: Attend, length: int, axes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        planned(attend, length, **axes)
