@@ -207,7 +207,7 @@ class _Ring(Function):
         found = _Gradients(ctx.plan, q, grad, result, log_sum, mask, trains_mask=needed[3])
         own = *found.everywhere(k, v, send=any(needed[1:3])), found.of_mask
         gradients = zip((q, k, v, mask), own, needed, strict=True)
-        return None, *(own.to(x.dtype) if is_needed else None for x, own, is_needed in gradients)
+        return None, *(own.to(x.dtype) if is_needed and own is not None else None for x, own, is_needed in gradients)
 
 
 class _Sum:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from itertools import groupby
 
+from shardwright.pcg.choice import sends
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.order import postorder
 from shardwright.pcg.step.asked import Wish, check_fits, check_used, wishes
@@ -46,6 +47,15 @@ class Arrangement:
     def _attentions(self) -> Sequence[tuple[str, frozenset[str]]]:
         return tuple(attentions(self.graph, self.stored))
 
+    @cached_property
+    def _rings(self) -> frozenset[str]:
+        """The operators that send while they run and whose backward reads their result.
+
+        Where a whole block is made again, these results are kept, so that devices send once less.
+        """
+        rows = ((node.name, node.row) for node in self.graph.nodes if sends(node.split))
+        return frozenset(name for name, row in rows if row is not None and "result" in row.saves)
+
     def run(self, execution: Execution) -> list[Operation]:
         """Return the operations, each with its region and the place where its result waits, as the execution asks.
 
@@ -74,12 +84,14 @@ class Arrangement:
         wished = self._wishes(execution, RECOMPUTE)
         again = {name for name, wish in wished.items() if wish.fate is Fate.AGAIN}
         selective = {name for name in again if wished[name].attention}
+        rings = {name for name in self._rings & again - selective if not wished[name].alone}
+        again -= rings
         if selective:
             for name, members in self._attentions:
                 own = {member for member in members if member in wished}
                 if own and own <= selective:
                     found = _made_again(found, own, Region(name, Fate.AGAIN), self.draws)
-        apart = {o.block for o in found if wished[o.name].alone}
+        apart = {o.block for o in found if wished[o.name].alone or o.name in rings}
         found = _whole_blocks(found, {o.block for o in found if o.block and o.name in again - selective} - apart)
         if apart:
             members = self.draws.whole_calls(_members(graph, found, wished, again - selective))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
+from shardwright.lowering.runtime import ring
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -97,7 +99,7 @@ def case(cell: Cell) -> Case:
         model = (
             decoder(sizes, cell.seq, even=cell.kind == "even") if plain else Masked(cell.kind, 32, cell.heads, cell.seq)
         )
-        model.embedding = nn.Sequential(model.get_submodule("embedding"), nn.Dropout(cell.dropout))
+        model.set_submodule("embedding", nn.Sequential(model.get_submodule("embedding"), nn.Dropout(cell.dropout)))
         return Case(model.to(cell.dtype), {"ids": ids, "labels": ids.clone()})
 
 
@@ -113,6 +115,13 @@ def planned(own: Case, cell: Cell) -> Plan:
 
 def stepped(own: Case, plan: Plan) -> Step:
     return parallel_step(own.lower(plan.graph, plan.execution), own.batch)
+
+
+def counted(own: Case, plan: Plan) -> tuple[int, Step]:
+    """How often a rank sends something around the ring in a step, and the step."""
+    with mock.patch.object(ring, "start_shift", wraps=ring.start_shift) as shift:
+        step = stepped(own, plan)
+    return shift.call_count, step
 
 
 def test_random_steps_are_those_of_one_process() -> None:
@@ -131,3 +140,17 @@ def test_random_steps_are_those_of_one_process() -> None:
         expected = serial_step(own)
         for step in steps:
             assert_same_step(step, expected, ERRORS[cell.dtype], str(cell))
+
+
+def test_what_is_made_again_sends_no_keys_again() -> None:
+    """A block that is made again as a whole keeps what its ring gave; a ring by its name is made again.
+
+    Of two ranks, forward sends a block once, and backward its keys and its gradients.
+    """
+    own = case(cell := Cell(WAYS[0], 1, "none", (4, 2), 2, 8, torch.float64, "causal", 0.0))
+    asked: list[Any] = ["none", "full", {"blocks.0": [":sdpa"]}]
+    plans = [planned(own, cell._replace(recompute=recompute)) for recompute in asked]
+    found = run_all([(2, partial(counted, own, plan)) for plan in plans])
+    assert [[count for count, _ in ranks] for ranks in found] == [[3, 3], [3, 3], [4, 4]]
+    for _, step in (rank for ranks in found for rank in ranks):
+        assert_same_step(step, serial_step(own), 1e-11)

@@ -115,7 +115,8 @@ def assert_as_one_process(cases: Sequence[tuple[int, Attention]]) -> None:
                 assert parts == [None] * world, (name, case)
                 continue
             assert {one.dtype for one in parts} == {case.dtype}, (name, case)
-            whole = sum(parts) if name == "m" and want.shape[-2] == 1 else put_together(parts, striped=case.striped)
+            added = name == "m" and want.shape[-2] == 1
+            whole = torch.stack(parts).sum(0) if added else put_together(parts, striped=case.striped)
             error = (whole.double() - want).abs().max()
             assert error <= ERRORS[case.dtype] * max(1.0, float(want.abs().max())), (name, case)
 
