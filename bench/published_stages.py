@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bench.decoders import decoder as build
 from bench.published import Run, megatron_bridge
 from bench.published_plans import cluster, decoder, execution, planned
-from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.predict import predict
+from shardwright.cost.prediction import Prediction
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution

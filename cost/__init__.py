@@ -5,7 +5,7 @@
     compute/       kernels of an operator and their times
     timeline/      a plan run: streams, schedules, memory over time
     calibration/   the local machine, measured
-    predict        the whole cost of one plan
+    predict        the whole cost of one plan; `prediction`: what a plan's file has of it
 
 Imports `pcg`; imported by `search` and `shardwright`.
 """

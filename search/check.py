@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import GraphError, PlanError
@@ -25,11 +26,13 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import check, orders
 from shardwright.pcg.step.time import as_run
-from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
 from shardwright.search.rewrites.replay import replay
 from shardwright.substitutions.equations import Equation
+
+if TYPE_CHECKING:
+    from shardwright.search.choices.domain import CertifiedSplits
 
 
 @collector_paused()

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.prediction import Prediction
 from shardwright.pcg.errors import PlanError, ShardwrightError, printable
 from shardwright.pcg.files import read_whole, write_whole
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.layout import Layouts
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.padding.stretches import Padding
 from shardwright.pcg.schema import load_schema, problem
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -254,6 +255,8 @@ class Plan:
             )
             admit(plan.graph, plan.cluster, told)
             if cluster.schedules is not None:  # an edited list of schedules has another price
+                from shardwright.cost.predict import predict  # no other plan is priced again
+
                 plan = replace(plan, prediction=predict(graph, cluster, plan.execution))
                 check_bound(told["report"], plan.prediction.step_s)
         except ShardwrightError as error:
@@ -326,3 +329,9 @@ def attributes(node: Node) -> str:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def stored(graph: Graph) -> dict[str, Layouts]:
+    """Return the layouts of a parallel graph's parameters on the axes of devices, by their names in the model."""
+    first = int(TIME in graph.mesh.names)
+    return {str(leaf.attr("target")): graph.types[leaf.name].layouts[first:] for leaf in graph.leaves("parameter")}

@@ -6,7 +6,9 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
 
     api            the public functions: `plan`, `compile` and more
     options        the options of `plan` and `compile`: a caller's words, and their value
-    planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
+    searching      the search over precisions, encodings and padding
+    planning       what a plan, searched or given, is made of and proven by
+    programs       a compiled model's programs, one for each shape and mode
     kept           captures, and programs of other shapes, in the cache folder for later runs
     loading        batches of a data set, of which each rank reads its own rows; `buckets`: lengths to pad them to
     saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors

@@ -9,13 +9,12 @@ import os
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from shardwright.checking import CheckCapture, check_when
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import default_device
@@ -26,18 +25,28 @@ from shardwright.lowering.runtime.precision import check_device
 from shardwright.lowering.store.deferred import DeferredValues, is_unreal
 from shardwright.lowering.store.parts import names_of
 from shardwright.lowering.store.weights import WeightFiles
-from shardwright.options import PlanOptions, PlanWords, guiding, precisions_of, takes_options
+from shardwright.options import (
+    CheckCapture,
+    PlanOptions,
+    PlanWords,
+    check_when,
+    guiding,
+    precisions_of,
+    takes_options,
+)
 from shardwright.pcg.capture.fake import off_meta
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import base_of
-from shardwright.planning import certified_by, check_devices, searched
+from shardwright.planning import certified_by
 from shardwright.plans import plan_file
 from shardwright.programs import Programs, Shape
 from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks, world_size
 from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Plan
-from shardwright.search.tree.planner import Progress
+
+if TYPE_CHECKING:
+    from shardwright.search.tree.planner import Progress
 
 
 @takes_options
@@ -146,6 +155,8 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
+    from shardwright.searching import check_devices, searched  # a run with a given plan needs none
+
     asked = PlanOptions.of(**options)
     check_devices(asked, cluster)
     check_when(check_capture)

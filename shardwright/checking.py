@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from shardwright.lowering.trial.differences import Comparison, compared, epsilon_of
 from shardwright.lowering.trial.putback import Before
 from shardwright.lowering.trial.steps import SerialProgram, Trial, device_of, eager_step
+from shardwright.options import CheckCapture
 from shardwright.pcg.capture.capture import Captured, bind_arguments, capture
 from shardwright.pcg.capture.hooks import guards_left_out
 from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
@@ -35,8 +36,6 @@ from shardwright.pcg.units import size
 from shardwright.search.checked import CaptureCheck
 from shardwright.search.request.spaces import batch_size
 
-CheckCapture = Literal["first", "never"]
-"""The values of `check_capture`: "first" compares an eager step unless the plan records that one was compared."""
 MOST_FLOPS = {"cpu": 1e10, "cuda": 2e12}
 """The most FLOPs of a forward, by kind of device; it is run about eight times, counting backwards and repeats."""
 MEMORY_SHARE = 0.5
@@ -49,13 +48,6 @@ _SEEDS = (1, 2)
 
 class _NotCheckedError(Exception):
     """A step cannot be compared here, for the reason in the message; it is not an error of the user's."""
-
-
-def check_when(when: str) -> None:
-    """Raise `ShardwrightError` for an unknown value of `check_capture`."""
-    if when not in get_args(CheckCapture):
-        expected = " or ".join(map(repr, get_args(CheckCapture)))
-        raise ShardwrightError(f"check_capture={when!r}: expected {expected}")
 
 
 def check_capture_of(

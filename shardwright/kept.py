@@ -31,8 +31,7 @@ from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.planning import Traced
-from shardwright.search.plan import CaptureCheck, Plan
-from shardwright.search.tree.reshaped import stored
+from shardwright.search.plan import CaptureCheck, Plan, stored
 
 MOST_FILES = 256
 """The number of captures that are kept: the ones that were made last."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Real
-from typing import Any, NamedTuple, TypeVar, Unpack, cast
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.store.weights import WeightFiles
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.foreign import Foreign, Way, ways
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
@@ -51,6 +51,10 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 """The types of arguments, and what is expected, in words; others are judged by those who take them."""
 _NO_OPTIONS = nn.Module, Tensor, torch.optim.Optimizer
+
+
+CheckCapture = Literal["first", "never"]
+"""The values of `check_capture`: "first" compares an eager step unless the plan records that one was compared."""
 
 
 class PlanWords(SearchWords, total=False):
@@ -146,6 +150,13 @@ def precisions_of(
         raise PlanError(f"precision={precision!r} names none; leave it out for the model's own")
     several = precision if isinstance(precision, Sequence) and not isinstance(precision, str) else [precision]
     return list(dict.fromkeys(canonical(own, "") for own in several))
+
+
+def check_when(when: str) -> None:
+    """Raise `ShardwrightError` for an unknown value of `check_capture`."""
+    if when not in get_args(CheckCapture):
+        expected = " or ".join(map(repr, get_args(CheckCapture)))
+        raise ShardwrightError(f"check_capture={when!r}: expected {expected}")
 
 
 def guiding(words: Mapping[str, Any]) -> list[str]:

@@ -14,37 +14,35 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from shardwright.checking import CheckCapture, check_capture_of
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.kept import Kept, find, keep, key_of, traced
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.picked import ByGroup
 from shardwright.lowering.ranks.waits import meet, start_up, waiting
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.lowering.store.deferred import DeferredValues
-from shardwright.options import PlanOptions
+from shardwright.options import CheckCapture, PlanOptions
 from shardwright.pcg.capture.alike import ForwardTrace
 from shardwright.pcg.capture.capture import Captured, baked_in, bind_arguments, captured_again
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_loss
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
-from shardwright.planning import captured_for, certified_by, check_schedules, prove, searched, statistics_of
+from shardwright.planning import captured_for, certified_by, check_schedules, prove, statistics_of
 from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
-from shardwright.reports.facts import memory_verdict
-from shardwright.reports.wording import idle, infeasible
 from shardwright.search.collector import collector_paused
-from shardwright.search.picked import by_stage
 from shardwright.search.plan import Plan
-from shardwright.search.tree.planner import Progress
-from shardwright.search.tree.reshaped import best_together, reshaped
 from shardwright.verifier.choices import Certified
+
+if TYPE_CHECKING:
+    from shardwright.search.tree.planner import Progress
 
 _T = TypeVar("_T")
 MANY = 16
@@ -108,6 +106,8 @@ class Programs:
             same_on_all_ranks(lambda: model_facts(model, args, kwargs))
             agreed, constants = from_rank_0(lambda: self._planned(model, args, kwargs), "the plan")
             if agreed.idle:
+                from shardwright.reports.wording import idle  # of few plans
+
                 size = self._target.num_devices
                 use_all = f"use all with a mesh of {size}, such as mesh={{'x': {size}}}"
                 check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
@@ -191,7 +191,7 @@ class Programs:
     ) -> EntrySpec:
         return EntrySpec(
             plan.graph, constants, options, plan.execution, plan.execution.base, self._check_inputs, self._timeout_s,
-            training=training, capture_check=plan.capture_check, schedules=by_stage(plan),
+            training=training, capture_check=plan.capture_check, schedules=_schedules_of(plan),
         )  # fmt: skip
 
     # ---- on rank 0 ----
@@ -199,6 +199,8 @@ class Programs:
     def _planned(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Made:
         certified = certified_by(self._asked.rules, self._progress)
         if self._given is None:
+            from shardwright.searching import searched  # a run with a given plan needs no search
+
             found, captured = searched(
                 model, self._target, args, kwargs, certified, self._asked, self._progress, self._check_capture
             )
@@ -233,6 +235,9 @@ class Programs:
         return found, captured
 
     def _planned_together(self, model: nn.Module, shapes: Sequence[Shape]) -> list[_Made]:
+        from shardwright.search.tree.reshaped import best_together
+        from shardwright.searching import searched
+
         certified = certified_by(self._asked.rules, self._progress)
         known = [
             searched(model, self._target, (), batch, certified, self._asked, self._progress, self._check_capture)
@@ -271,6 +276,8 @@ class Programs:
         self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None,
         trace: ForwardTrace | None = None,
     ) -> tuple[Plan, Captured]:  # fmt: skip
+        from shardwright.search.tree.reshaped import reshaped  # the first program needs none
+
         certified = certified_by(self._asked.rules, self._progress)
         captured = self._captured(model, (), batch, first, returned=returned, trace=trace)
         found = reshaped(first, captured.graph, certified, certified.by_name())
@@ -295,6 +302,8 @@ class Programs:
     def _compared(
         self, plan: Plan, model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Plan:
+        from shardwright.checking import check_capture_of  # most plans are compared before a run
+
         check = check_capture_of(model, captured, args, kwargs, self._check_capture, self._progress)
         return replace(plan, capture_check=check)
 
@@ -352,6 +361,14 @@ def _as_ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
     return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, dict(batch))
 
 
+def _schedules_of(plan: Plan) -> list[ByGroup]:
+    if plan.cluster.schedules is None:
+        return []
+    from shardwright.search.picked import by_stage  # it prices them, and most plans have none
+
+    return by_stage(plan)
+
+
 def _is_proven(kept: Kept, certified: Certified) -> bool:
     try:
         prove(kept.plan, kept.captured, certified)
@@ -372,5 +389,8 @@ def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
 
 def _check_feasible(found: Plan) -> None:
     """Raise `InfeasibleError` where the plan needs more memory than the devices have."""
+    from shardwright.reports.facts import memory_verdict
+    from shardwright.reports.wording import infeasible
+
     if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)

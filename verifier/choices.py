@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardwright.pcg.choice import WHOLE, Choice, Split, needs_consecutive
 from shardwright.pcg.errors import GraphError, RuleError
@@ -24,9 +25,10 @@ from shardwright.substitutions.rules.rules import Rule
 from shardwright.substitutions.rules.steps import STEP_RULES, StepRule
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.certificates import Certificate, certify
-from shardwright.verifier.judge import Jury, one_by_one
-from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.store import Verdicts
+
+if TYPE_CHECKING:
+    from shardwright.verifier.judge import Jury
 
 _DECLARED = frozenset([WHOLE, Split("b")])
 """The choices of a foreign call that is row by row, as its user says and no proof does; plans name it."""
@@ -109,20 +111,23 @@ class Certified:
 
     @classmethod
     def of_file(
-        cls, path: Path, note: Callable[[str], None] = lambda text: None, judged: Jury = one_by_one
+        cls, path: Path, note: Callable[[str], None] = lambda text: None, judged: Jury | None = None
     ) -> Certified:
         """Return the choices that a rule file allows. It is the only source of the forms of rules that it contains.
 
-        The file only proposes rules: those that this machine has not judged yet are `judged` now, and their verdicts
-        are kept. `note` is called with a text on each rule that is left out.
+        The file only proposes rules: those that this machine has not judged yet are `judged` now, by default one by
+        one, and their verdicts are kept. `note` is called with a text on each rule that is left out.
         Raises `RuleError` if the file cannot be read, or if none of its rules can be used.
         """
+        from shardwright.verifier.judge import one_by_one  # the shipped catalogue needs no jury
+        from shardwright.verifier.rulefile import read_rules
+
         verdicts = Verdicts.here()
         file = read_rules(path, verdicts)
         new = [e.rule for e in file.entries if not e.problem and e.key not in verdicts]
         if new:
             note(f"{path}: judging {len(new)} rules that this machine has not judged yet")
-            verdicts.keep(judged([rule for rule in new if rule is not None]))
+            verdicts.keep((judged or one_by_one)([rule for rule in new if rule is not None]))
         store = Catalogue(generator=file.generator)
         for entry in file.entries:
             found = None if entry.problem else verdicts.certificate(entry.key, entry.data)

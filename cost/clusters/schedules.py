@@ -14,7 +14,6 @@ from pathlib import Path
 
 from shardwright.cost.clusters.topology import Level
 from shardwright.pcg import checks
-from shardwright.pcg.collectives.files.anyfile import read_collective
 from shardwright.pcg.collectives.files.own import read_schedule, write_schedule
 from shardwright.pcg.collectives.schedule import Schedule
 from shardwright.pcg.errors import ClusterError
@@ -106,6 +105,8 @@ def read_schedules(value: object, source: str) -> Schedules | None:
 
 
 def _in_folder(folder: Path) -> list[Schedule]:
+    from shardwright.pcg.collectives.files.anyfile import read_collective  # few clusters have a folder of them
+
     if not folder.is_dir():
         expected = f"{SYNTHESIZED!r} or a folder of schedules"
         raise ClusterError(f"schedules: expected {expected}, got {str(folder)!r}; correct the path")

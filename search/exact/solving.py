@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
 from shardwright.cost.compute.compute import compute_on
-from shardwright.cost.predict import Prediction, predicted
+from shardwright.cost.predict import predicted
+from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import Programs

@@ -31,7 +31,7 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, different, over_time, rank
-from shardwright.search.plan import Plan, Rewrite, SearchReport, fingerprint
+from shardwright.search.plan import Plan, Rewrite, SearchReport, fingerprint, stored
 from shardwright.search.request.limits import Limits
 from shardwright.search.request.pins import limits_of
 from shardwright.search.request.restrict import FREE
@@ -41,12 +41,6 @@ from shardwright.substitutions.equations import Equation
 
 _MOST_TRIES = 4
 """The most numbers of microbatches that are tried until one fits."""
-
-
-def stored(graph: Graph) -> dict[str, Layouts]:
-    """Return the layouts of a parallel graph's parameters on the axes of devices, by their names in the model."""
-    first = int(TIME in graph.mesh.names)
-    return {str(leaf.attr("target")): graph.types[leaf.name].layouts[first:] for leaf in graph.leaves("parameter")}
 
 
 def _as_stored(plan: Plan, graph: Graph) -> dict[str, Layouts]:

@@ -18,9 +18,10 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.kept import find_trace, keep_trace, trace_key
 from shardwright.options import PlanOptions, PlanWords
 from shardwright.pcg.step.precisions import PrecisionMode
-from shardwright.planning import Traced, best_of, captured_for, certified_by, check_devices
+from shardwright.planning import Traced, captured_for, certified_by
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
+from shardwright.searching import best_of, check_devices
 
 
 def plan_of_config(request: Request, cluster: Cluster, progress: Progress, **options: Unpack[PlanWords]) -> Plan:

@@ -25,8 +25,8 @@ from shardwright.pcg.files import require_writable
 from shardwright.plans import file_for
 
 if TYPE_CHECKING:
-    from shardwright.checking import CheckCapture
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.options import CheckCapture
     from shardwright.search.plan import Plan
 
 

@@ -32,8 +32,8 @@ from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.stopping import AGAIN, SIGNALS
 
 if TYPE_CHECKING:
-    from shardwright.checking import CheckCapture
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.options import CheckCapture
     from shardwright.search.plan import Plan
 
 DEFAULTS: Mapping[str, object] = {

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.cost.predict import Details, NodeCosts, Prediction, details
+from shardwright.cost.predict import Details, NodeCosts, details
+from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from shardwright.cost.predict import Prediction
+from shardwright.cost.prediction import Prediction
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.lifetimes import lifetimes
 from shardwright.pcg.step.meshes import stage_meshes

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.predict import Details, NodeCosts, Prediction, details
+from shardwright.cost.predict import Details, NodeCosts, details
+from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.timeline import Timeline

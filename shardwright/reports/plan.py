@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.cost.predict import Prediction
+from shardwright.cost.prediction import Prediction
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.reports.comparison import LEGEND, Beside, alternatives, run_as
 from shardwright.reports.encoded import encoded, encoded_line, sent_encoded

@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.predict import Prediction
+from shardwright.cost.prediction import Prediction
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 from shardwright.reports.units import percent

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.groups import group_of
-from shardwright.cost.predict import Prediction
+from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.memory import Memory, Stored, kept_bytes, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES

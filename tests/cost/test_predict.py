@@ -12,7 +12,8 @@ import shardwright as sw
 from bench.accuracy import prepare
 from bench.plans import CERTIFIED
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.cost.predict import Prediction, collective_bytes, node_costs, predict
+from shardwright.cost.predict import collective_bytes, node_costs, predict
+from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder

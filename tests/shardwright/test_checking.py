@@ -20,10 +20,11 @@ from torch.nn import functional as F
 from bench.accuracy import prepare
 from shardwright import checking, planning
 from shardwright.api import compile, plan
-from shardwright.checking import check_capture, check_when, same_but_for_sizes
+from shardwright.checking import check_capture, same_but_for_sizes
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.options import check_when
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.errors import CaptureError, ShardwrightError
 from shardwright.pcg.node import Node

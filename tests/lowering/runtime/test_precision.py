@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.predict import Prediction
+from shardwright.cost.prediction import Prediction
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import unwrap
 from shardwright.lowering.runtime.precision import check_device, check_products, set_products

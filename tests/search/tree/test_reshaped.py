@@ -14,9 +14,9 @@ from shardwright.pcg.interpret import denote, run_devices, run_serial
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Plan, stored
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.reshaped import best_together, reshaped, stored
+from shardwright.search.tree.reshaped import best_together, reshaped
 from shardwright.substitutions.equations import Equation
 from tests.each import each
 from tests.search.graphs import cluster, every_choice
