@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright.lowering.private_kernels import Fused, fused_attention
+from shardwright.lowering.private_kernels import fused_attention
 
 PLAIN_ROWS = 512
 """The most queries whose scores are in memory at once, where no fused kernel runs."""
@@ -34,7 +34,10 @@ def kernel_for(q: Tensor, v: Tensor, mask: Tensor | None = None, *, trains_mask:
     `trains_mask`: backward returns the gradient of the mask, too, of the mask's own shape.
     """
     if not trains_mask and (fused := fused_attention(q, v, masked=mask is not None)) is not None:
-        return Kernel(*fused) if mask is None else Kernel(partial(_masked_forward, fused), partial(_masked, fused[1]))
+        if mask is None:
+            return Kernel(*fused)
+        forward, backward = fused
+        return Kernel(partial(_masked_forward, forward), partial(_masked_backward, backward))
     return Kernel(plain_forward, partial(plain_backward, trains_mask=trains_mask), PLAIN_ROWS)
 
 
@@ -82,15 +85,16 @@ def _above(scores: Tensor) -> Tensor:
 
 
 def _masked_forward(
-    fused: Fused, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, mask: Tensor
-) -> tuple[Tensor, Tensor]:
+    forward: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
+    mask: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return what a fused kernel gives, with the log-sum-exp of no keys where a query sees none."""
     bias = _bias(q, k, causal, mask)
-    result, log_sum = fused[0](q, k, v, False, scale, bias)
+    result, log_sum = forward(q, k, v, False, scale, bias)
     return result, log_sum.masked_fill(bias.isneginf().all(-1), float("-inf"))
 
 
-def _masked(
+def _masked_backward(
     backward: Callable[..., tuple[Tensor, ...]], grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor,
     log_sum: Tensor, causal: bool, scale: float, mask: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
