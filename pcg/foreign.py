@@ -52,7 +52,7 @@ class Result(NamedTuple):
 class Call:
     """A call of a foreign part.
 
-    name        the path of a module, or the full name of an `autograd.Function`
+    name        the path of a module, or the full name of an `autograd.Function` or of a function of torch
     number      how many calls of the same part come before it in a step
     inputs      positional and named arguments; `{"$": i}` stands for operand i (`Template`)
     num_inputs  operands that are arguments; those after it are parameters and buffers of the module

@@ -128,9 +128,9 @@ def plan(
         strict: an operator without a row in the op table is an error; otherwise it runs replicated. So is a part that
             cannot be captured; otherwise it runs as it is (`foreign`), and the plan names it.
         foreign: the parts of the model that run as they are, in Python and under torch's own autograd: modules by name,
-            `autograd.Function`s by their full names. Each runs whole on every device, or with `{"name": "batch"}` along
-            the batch, if each row of its results depends on its own row alone. Parts that cannot be captured are found
-            without being named; see docs/training.md.
+            `autograd.Function`s and functions of torch by their full names. Each runs whole on every device, or with
+            `{"name": "batch"}` along the batch, if each row of its results depends on its own row alone. Parts that
+            cannot be captured are found without being named; see docs/training.md.
         pad: pad parameters, where that lets devices split a dimension that they do not divide: a vocabulary of 50,257,
             25 heads, 7 experts. A number of devices; or True for those of an axis of `mesh`, or else of one machine and
             of all devices. The plan is the best with and without padding, each of which is searched; a batch that they

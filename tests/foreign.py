@@ -165,6 +165,24 @@ class Adversary(nn.Module):
         return self.last(torch.relu(reverse(self.first(x), 0.3))).pow(2).mean()
 
 
+class Calling(nn.Module):
+    """A function of torch, called by the model itself."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.first(x))
+        return self.last(y).pow(2).mean() + self.function(y).square().mean()
+
+
+def alignment(y: Tensor) -> Tensor:
+    targets, lengths = torch.arange(2 * ROWS).view(ROWS, 2) % (WIDTH - 1) + 1, torch.arange(ROWS) % 3 + 4
+    steps = y.log_softmax(-1) * torch.arange(1, 7)[:, None, None]
+    return nn.functional.ctc_loss(steps.log_softmax(-1), targets, lengths, torch.full((ROWS,), 2))
+
+
 class Block(nn.Module):
     """A residual block with such a part."""
 
@@ -202,6 +220,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], str]] = {
     "quantizer": (lambda: Net(Quantizer()), _more, "part"),
     "fourier": (lambda: Net(Spectral()), _more, "part"),
     "python state": (lambda: Net(Counting()), _more, "part"),
+    "function": (lambda: Calling(alignment), _more, "torch.nn.functional.ctc_loss"),
+    "function of many results": (
+        lambda: Calling(lambda y: torch.linalg.lstsq(y, y.roll(1, 0) + 1).solution),
+        _more,
+        "torch.linalg.lstsq",
+    ),
     "ragged inside": (lambda: Net(AroundRagged()), _more, "part"),
 }
 """Models, their batches, and the part that is found to be foreign."""

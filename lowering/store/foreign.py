@@ -1,4 +1,4 @@
-"""The parts of a model that its program calls as they are: modules and `autograd.Function`s.
+"""The parts of a model that its program calls as they are: modules, `autograd.Function`s and functions of torch.
 
     graph, model ──▶ a copy of each foreign module without parameters ──call──▶ what it returns, with its own backward
 
@@ -23,7 +23,7 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.agreement import gathered
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.store.deferred import is_unreal
-from shardwright.pcg.capture.foreign import part_of
+from shardwright.pcg.capture.foreign import Thing, part_of
 from shardwright.pcg.errors import ForeignError, PlanError
 from shardwright.pcg.foreign import Call, calls, unpacked
 from shardwright.pcg.graph import Graph
@@ -33,7 +33,7 @@ class ForeignParts:
     """The foreign parts of a model; programs share them, with the Python state that they keep."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, nn.Module | type[Function]] = {}
+        self.by_name: dict[str, Thing] = {}
         self.training = True  # the mode in which they were copied
 
     def take(self, graph: Graph, model: nn.Module | None = None) -> None:
@@ -113,13 +113,14 @@ class ForeignCalls:
                     returned = private.tree_leaves(part.forward(*args, **kwargs))
                     results = _checked(call, given, (*returned, *written()))
             else:
-                results = _checked(call, given, private.tree_leaves(part.apply(*args, **kwargs)))
+                run = part.apply if isinstance(part, type) else part
+                results = _checked(call, given, private.tree_leaves(run(*args, **kwargs)))
         if self._seen is not None:
             self._seen[name, number] = _summary(results)
         return results
 
 
-def _without_tensors(model: nn.Module, name: str) -> nn.Module | type[Function]:
+def _without_tensors(model: nn.Module, name: str) -> Thing:
     """Return a part of the model; of a module, a copy without the data of parameters and buffers."""
     part = part_of(model, name).thing
     if not isinstance(part, nn.Module):

@@ -40,6 +40,7 @@ What a forward leaves behind is carried over, or refused by name:
 What cannot be captured at all:
 
     foreign       parts that are run once for their types, and then are one call in the graph
+    functions     functions of torch as such parts
     finding       which parts have to be: the smallest around the place where capture fails
 
 Operators that a graph cannot have as they are:

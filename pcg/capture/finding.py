@@ -1,6 +1,6 @@
-"""The search for the parts of a model that have to be foreign: where capture fails, the smallest module around it.
+"""The search for the parts of a model that have to be foreign: where capture fails, the smallest part around it.
 
-capture ──fails in a module──▶ the module, or the nearest around it that a graph can call ──▶ capture again
+capture ──fails──▶ the function that fails, its module, or the nearest around it that a graph can call ──▶ capture again
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.pcg.capture.foreign import Parts, part_of
+from shardwright.pcg.capture.functions import REMEDY, failing_function
+from shardwright.pcg.capture.unseen import UnseenError
 from shardwright.pcg.errors import CaptureError, PlanError
 
 T = TypeVar("T")
@@ -22,7 +24,7 @@ def with_foreign(
 ) -> tuple[T, Parts]:
     """Return what `capture` gives with some parts of a model foreign, and those parts.
 
-    With `find`, each failure of `capture` inside a module adds one. Raises the error of `capture` if none helps.
+    With `find`, each failure of `capture` adds one. Raises the error of `capture` if none helps.
     """
     if parts.by_name:
         parts.record(forward)
@@ -31,17 +33,19 @@ def with_foreign(
             return capture(parts), parts
         except CaptureError as error:
             wider = _wider(parts, error, forward) if find and error.where is not None else None
-            if (
-                wider is None
-                and find
-                and error.where
-                and any(isinstance(p, FakeTensor) for p in parts.model.parameters())
-            ):
-                hint = "a part that cannot be captured runs as it is, but its types come from a run with real values"
-                raise CaptureError(f"{error}. Build the model outside of shardwright.fake(): {hint}") from error
+            if wider is None and find and (hint := _hint(parts, error)):
+                raise CaptureError(f"{error}. {hint}") from error
             if wider is None:
                 raise
             parts = wider
+
+
+def _hint(parts: Parts, error: CaptureError) -> str:
+    """Return what makes a part possible where there is none, or ""."""
+    if error.where and any(isinstance(p, FakeTensor) for p in parts.model.parameters()):
+        why = "a part that cannot be captured runs as it is, but its types come from a run with real values"
+        return f"Build the model outside of shardwright.fake(): {why}"
+    return f"Or {REMEDY}" if error.where == "" and error.__cause__ is not None else ""
 
 
 def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> Parts | None:
@@ -52,9 +56,9 @@ def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> 
     """
     for name in _around(parts, error):
         inner = {own for own in parts.by_name if f"{own}.".startswith(f"{name}.")}
-        part = part_of(parts.model, name, why=error.why)
-        wider = parts.having([*(one for own, one in parts.by_name.items() if own not in inner), part])
         try:
+            part = part_of(parts.model, name, why=error.why)
+            wider = parts.having([*(one for own, one in parts.by_name.items() if own not in inner), part])
             wider.record(forward)
         except (CaptureError, PlanError):
             continue
@@ -64,9 +68,10 @@ def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> 
 
 
 def _around(parts: Parts, error: CaptureError) -> Iterator[str]:
-    """Yield what may be made foreign for an error, the smallest first: a Function, the module, modules around it."""
-    if error.function and error.function not in parts.by_name:
-        yield error.function
+    """Yield what may be made foreign for an error, the smallest first: a function, the module, modules around it."""
+    function = error.function or ("" if isinstance(error.__cause__, UnseenError) else failing_function(error.__cause__))
+    if function and function not in parts.by_name:
+        yield function
     path = error.where or ""
     while path:
         module = parts.model.get_submodule(path)

@@ -2,19 +2,21 @@
 
     parts ──record──▶ the model run once, each call noted ──called──▶ a trace in which each call is one operator
 
-A part is a module or an `autograd.Function`. Its results have the types that the run gave; what happens inside is left
-to Python and to autograd, in every step.
+A part is a module, an `autograd.Function` or a function of torch. Its results have the types that the run gave; what
+happens inside is left to Python and to autograd, in every step.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -26,23 +28,26 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardwright.pcg.aten import dtype_name
+from shardwright.pcg.capture.exporting import own_id, site_of
+from shardwright.pcg.capture.functions import REMEDY, CallsTaken, function_named
 from shardwright.pcg.capture.places import put_back
 from shardwright.pcg.errors import CaptureError, PlanError, ShardwrightError
 from shardwright.pcg.foreign import Call, Result, Way, packed, parsed
 
 Run = Callable[..., Any]
+Thing = nn.Module | type[Function] | Run
 _Called = Callable[["Part", int, Run, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part that is called as it is: a module by its path, or an `autograd.Function` by its full name.
+    """A part that is called as it is: a module by its path; an `autograd.Function` or function of torch by its name.
 
     `way`: whether it runs whole on every device, or along the batch. `why`: the reason, if the user does not name it.
     """
 
     name: str
-    thing: nn.Module | type[Function]
+    thing: Thing
     way: Way = "whole"
     why: str = ""
 
@@ -113,7 +118,7 @@ class Parts:
         """
         self._records.clear()
         try:
-            with _restored(self.model), torch.enable_grad(), _intercepted(self.by_name.values(), self._recorded):
+            with _restored(self.model), torch.enable_grad(), self._intercepted(self._recorded):
                 forward()
         except ShardwrightError:
             raise
@@ -133,17 +138,20 @@ class Parts:
     def _recorded(self, part: Part, number: int, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         given, state = _Arguments(part, args, kwargs), part.state()
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in given.tensors]
+        passed = [x.clone() if x.requires_grad else x for x in leaves]  # autograd lets nothing write into a leaf
         device = next((x.device.type for x in (*leaves, *(x for x, _ in state))), "cpu")
         before = [None if isinstance(x, FakeTensor) else x.detach().clone() for x in (*leaves, *(x for x, _ in state))]
         drawn = _generator(device).get_state()
         with FlopCounterMode(display=False) as counter:
-            result = given.run(run, (x.view_as(x) if x.requires_grad else x for x in leaves))
+            result = given.run(run, passed)
         flat, spec = tree_flatten(result)
         if other := next((x for x in flat if not isinstance(x, Tensor) and x is not None), None):
             raise _unfit(part, f"it returns a {type(other).__name__}; expected tensors alone")
         returned, buffers = [x for x in flat if isinstance(x, Tensor)], part.buffers() if part.way == "whole" else {}
-        _refuse_writes(part, leaves, state, before)
         drew = not torch.equal(drawn, _generator(device).get_state())
+        if not isinstance(part.thing, (nn.Module, type)):
+            _refuse_effects(part, passed, kwargs, returned, drew=drew)
+        _refuse_writes(part, passed, state, before)
         batched = tuple[int, ...]()
         if part.way == "batch":
             if drew:
@@ -179,7 +187,7 @@ class Parts:
     @contextmanager
     def called(self) -> Generator[None]:
         """Let every call of a part be one operator, in the trace inside."""
-        with _intercepted(self.by_name.values(), self._traced):
+        with self._intercepted(self._traced):
             yield
 
     def _traced(self, part: Part, number: int, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -197,17 +205,64 @@ class Parts:
         own = iter(made)
         return tree_unflatten([next(own) if is_tensor else None for is_tensor in record.is_tensor], record.spec)
 
+    # ---- calls ----
+
+    @contextmanager
+    def _intercepted(self, called: _Called) -> Generator[None]:
+        """Let `called` take the calls of parts, but of those inside others. It gets their number and what runs them."""
+        counts, inside = Counter[str](), list[str]()
+
+        def taken(part: Part, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+            if inside:
+                return run(*args, **kwargs)
+            counts[part.name] += 1
+            inside.append(part.name)
+            try:
+                return called(part, counts[part.name] - 1, run, args, kwargs)
+            except CaptureError as error:
+                if not isinstance(part.thing, nn.Module):  # a function fails where it is called
+                    error.where = self._calling_module()
+                raise
+            finally:
+                inside.pop()
+
+        things = [(part.thing, partial(taken, part)) for part in self.by_name.values()]
+        functions = {thing: taker for thing, taker in things if isinstance(thing, type)}
+        of_torch = {thing: taker for thing, taker in things if not isinstance(thing, (nn.Module, type))}
+
+        def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            run = super(_SingleLevelFunction, cls).apply  # pyright: ignore[reportAttributeAccessIssue]
+            return functions[cls](run, args, kwargs) if cls in functions else run(*args, **kwargs)
+
+        with ExitStack() as stack:
+            for thing, taker in things:
+                if isinstance(thing, nn.Module):
+                    stack.enter_context(_forward_replaced(thing, taker))
+            if functions:  # every `apply` comes by here, under whatever name it is called
+                stack.enter_context(mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True))
+            if of_torch:
+                stack.enter_context(CallsTaken(of_torch))
+            yield
+
+    def _calling_module(self) -> str | None:
+        """Return the path of the module whose code runs."""
+        paths = {own_id(module): path for path, module in self.model.named_modules()}
+        site = site_of(traceback.walk_stack(sys._getframe(1)), paths)
+        return None if site is None else paths[own_id(site.module)]
+
 
 def part_of(model: nn.Module, name: str, way: Way = "whole", why: str = "") -> Part:
-    """Return the part of this name. Raises `PlanError` if there is none."""
+    """Return the part of this name. Raises `PlanError` if there is none, or it is a function with effects."""
     modules = {path: module for path, module in model.named_modules() if path}
     things = {f"{function.__module__}.{function.__qualname__}": function for function in _functions(Function)} | modules
     if name in things:
         return Part(name, things[name], way, why)
+    if (of_torch := function_named(name)) is not None:
+        return Part(*of_torch, way, why)
     near = get_close_matches(name, things, 3) or [*modules][:3]
     raise PlanError(
-        f"foreign: {name!r} names no module inside {type(model).__name__} and no autograd.Function; there are "
-        f"{', '.join(map(repr, near)) or 'none'}"
+        f"foreign: {name!r} names no module inside {type(model).__name__}, no autograd.Function and no function of "
+        f"torch; there are {', '.join(map(repr, near)) or 'none'}"
     )
 
 
@@ -228,40 +283,10 @@ def _unfit(part: Part, why: str, what: str = "be foreign") -> CaptureError:
 
 
 @contextmanager
-def _intercepted(parts: Iterable[Part], called: _Called) -> Generator[None]:
-    """Let `called` take the calls of parts, except of those inside others. It gets their number and how to run them."""
-    counts, inside = Counter[str](), list[str]()
-
-    def taken(part: Part, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        if inside:
-            return run(*args, **kwargs)
-        counts[part.name] += 1
-        inside.append(part.name)
-        try:
-            return called(part, counts[part.name] - 1, run, args, kwargs)
-        finally:
-            inside.pop()
-
-    functions = {part.thing: part for part in parts if isinstance(part.thing, type)}
-
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        run = super(_SingleLevelFunction, cls).apply  # pyright: ignore[reportAttributeAccessIssue]
-        return taken(functions[cls], run, args, kwargs) if cls in functions else run(*args, **kwargs)
-
-    with ExitStack() as stack:
-        for part in parts:
-            if isinstance(part.thing, nn.Module):
-                stack.enter_context(_forward_replaced(part.thing, part, taken))
-        if functions:  # every `apply` comes by here, under whatever name it is called
-            stack.enter_context(mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True))
-        yield
-
-
-@contextmanager
-def _forward_replaced(module: nn.Module, part: Part, taken: Run) -> Generator[None]:
+def _forward_replaced(module: nn.Module, taker: Run) -> Generator[None]:
     run, own = module.forward, vars(module)
     before = {"forward": own["forward"]} if "forward" in own else {}
-    own["forward"] = lambda *args, **kwargs: taken(part, run, args, kwargs)
+    own["forward"] = lambda *args, **kwargs: taker(run, args, kwargs)
     try:
         yield
     finally:
@@ -270,6 +295,24 @@ def _forward_replaced(module: nn.Module, part: Part, taken: Run) -> Generator[No
 
 
 # ---- what a run shows ----
+
+
+def _refuse_effects(
+    part: Part, given: Sequence[Tensor], kwargs: Mapping[str, Any], returned: Sequence[Tensor], *, drew: bool
+) -> None:
+    """Raise if a function of torch has done more than to compute new tensors from those that it was given."""
+    memory = {x.untyped_storage().data_ptr() for x in given if x.numel() and not isinstance(x, FakeTensor)}
+    if kwargs.get("out") is not None:
+        why = "it writes into the tensor that is given as out="
+    elif not returned:
+        why = "it returns no tensor, so that it is called for what else it does"
+    elif drew:
+        why = "it draws random numbers"
+    elif any(x.untyped_storage().data_ptr() in memory for x in returned):
+        why = "it returns memory that it is given, and later writes would change both"
+    else:
+        return
+    raise _unfit(part, f"{why}; {REMEDY}")
 
 
 def _refuse_writes(

@@ -410,9 +410,9 @@ def search_options(command: Command) -> Command:
             "--foreign",
             multiple=True,
             metavar="NAME",
-            help="A module, or an autograd.Function by its full name, that runs as it is, in Python, whole on every "
-            "device; NAME=batch: along the batch, if it is row by row. Parts that cannot be captured are found without "
-            "being named. May be repeated.",
+            help="A module, or an autograd.Function or function of torch by its full name, that runs as it is, in "
+            "Python, whole on every device; NAME=batch: along the batch, if it is row by row. Parts that cannot be "
+            "captured are found without being named. May be repeated.",
         ),
         pad=click.option(
             "--pad",

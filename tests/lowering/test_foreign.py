@@ -44,7 +44,7 @@ from tests.lowering.runs import (
 )
 
 TWO = Mesh.of(dp=2)
-FOUND = ("boolean index", "gradient reversal", "quantizer", "python state", "ragged inside")
+FOUND = ("boolean index", "gradient reversal", "quantizer", "python state", "ragged inside", "function")
 """The models whose parts are found; of the others they are named, which takes less time."""
 
 

@@ -222,7 +222,7 @@ def test_an_object_is_no_argument() -> None:
 
 def test_a_name_of_nothing() -> None:
     model, batch = make("fourier")
-    with pytest.raises(PlanError, match="'parts' names no module inside Net and no autograd"):
+    with pytest.raises(PlanError, match="'parts' names no module inside Net, no autograd"):
         capture(model, batch, foreign={"parts": "whole"})
     with pytest.raises(PlanError, match=r"'tests\.foreign\.Nearest' is not called by the forward of Net"):
         capture(model, batch, foreign={f"{Nearest.__module__}.{Nearest.__qualname__}": "whole"})
@@ -235,3 +235,16 @@ def test_a_model_without_values_has_no_types_to_show() -> None:
         capture(model, batch, foreign={"part": "whole"})
     with pytest.raises(CaptureError, match=r"in module 'part'.*its types come from a run with real values"):
         capture(model, batch, find=True)
+
+
+def test_a_write_into_an_argument_with_a_gradient() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Given(lambda part, x: x.mul_(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x * self.part.w).sum()
+
+    with pytest.raises(CaptureError, match="writes into a tensor that it is given"):
+        capture(Outer(), {"x": torch.ones(2, WIDTH)}, foreign={"part": "whole"})
