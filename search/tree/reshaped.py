@@ -34,7 +34,7 @@ from shardwright.search.exact.solving import Candidate, Solver, different, over_
 from shardwright.search.plan import Plan, Rewrite, SearchReport, fingerprint, stored
 from shardwright.search.request.limits import Limits
 from shardwright.search.request.pins import limits_of
-from shardwright.search.request.restrict import FREE
+from shardwright.search.request.restrict import FREE, check_roles
 from shardwright.search.request.spaces import batch_size, microbatch_counts
 from shardwright.search.rewrites.replay import replay
 from shardwright.substitutions.equations import Equation
@@ -65,6 +65,7 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
     for way in ways:
         serial, rewrites = _rewritten(plan, way.graph, rules)
         try:
+            check_roles(serial, plan.mesh.devices, _roles(plan))
             best = _best(plan, serial, way.counts, solver)
         except PlanError as error:
             refused.append(error)
@@ -112,6 +113,10 @@ def best_together(
     if best is None:
         raise refused[-1]
     return best[1]
+
+
+def _roles(plan: Plan) -> tuple[str, ...]:
+    return plan.asked.roles or (FREE,) * len(plan.mesh.devices)
 
 
 class _Way(NamedTuple):
@@ -262,8 +267,7 @@ def _laid_out(plan: Plan, graph: Graph, count: int, run: Execution, solver: Solv
     limits = replace(limits, stored=tuple(sorted(_as_stored(plan, graph).items())))
     folded = _folded(graph, run, limits)
     zeros = different(ZEROS, mesh)
-    roles = plan.asked.roles or (FREE,) * len(devices)
-    candidate = solver.solve(folded, mesh, roles, plan.model, run, zeros, zeros[-1], limits=limits)
+    candidate = solver.solve(folded, mesh, _roles(plan), plan.model, run, zeros, zeros[-1], limits=limits)
     whole = solver.again_whole(graph, folded, candidate) if candidate.folded else candidate
     if count > 1:
         check_time(whole.graph, whole.execution)

@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from bench.plans import CERTIFIED, fast_links
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.reshaped import reshaped
 from tests.each import each
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -43,11 +45,14 @@ class Attending(nn.Module):
         return self.attend(x, x, x).sum()
 
 
+def serial(attend: Attend, length: int) -> Graph:
+    return capture(Attending(attend), {"ids": torch.zeros(1, length, dtype=torch.int64)}).graph
+
+
 def planned(attend: Attend, length: int, **axes: int) -> Plan:
-    graph = capture(Attending(attend), {"ids": torch.zeros(1, length, dtype=torch.int64)}).graph
     mesh = Mesh.of(**axes)
     planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
-    return planner.plan(graph, mesh=mesh, roles=("ring",) * len(mesh), compared=False, microbatches=1)
+    return planner.plan(serial(attend, length), mesh=mesh, roles=("ring",) * len(mesh), compared=False, microbatches=1)
 
 
 def test_attention_with_a_mask_is_in_a_ring() -> None:
@@ -72,3 +77,21 @@ def test_other_attention_is_named_with_the_remedy(
 ) -> None:
     with pytest.raises(PlanError, match=re.escape(message)):
         planned(attend, length, **axes)
+
+
+@each(
+    "attend, length, message",
+    [
+        (fused, 10, "has a sequence of 10, which cp=4 does not divide; pad batches to a length that it divides"),
+        (dropping, 12, "drops probabilities, so it is no single operator; train without this dropout, or"),
+        (fused, 12, ""),
+    ],
+)
+def test_other_shapes_of_batch_are_in_a_ring_or_named_as_the_first(attend: Attend, length: int, message: str) -> None:
+    first, graph = planned(fused, 8, cp=4), serial(attend, length)
+    if message:
+        with pytest.raises(PlanError, match=re.escape(message)):
+            reshaped(first, graph, CERTIFIED, {})
+        return
+    plan = reshaped(first, graph, CERTIFIED, {})
+    assert {node.split for node in plan.graph.leaves("sdpa")} == {("q@k",)}
