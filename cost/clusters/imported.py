@@ -21,7 +21,7 @@ def imported_cluster(
     network cards in NCCL's file, else an assumed 100 Gb/s. `source` names the text in errors.
 
     Raises:
-        ClusterError: a text of neither kind, or an unknown GPU.
+        ClusterError, ScheduleError: a text of neither kind, or an unknown GPU.
     """
     if gpu not in GPUS:
         raise ClusterError(f"GPU {gpu!r} is not in the table; choose one of {', '.join(GPUS)}")

@@ -13,7 +13,8 @@ from itertools import combinations, count
 from shardwright.cost.clusters.networks import GB, Box, machines
 from shardwright.cost.clusters.presets import ASSUMED_NETWORK_GB_PER_S, GPUS, LINKS, SOCKET_GB_PER_S
 from shardwright.cost.clusters.wiring import Wiring, groups, read_nccl, read_topo
-from shardwright.pcg.collectives.topology import Topology
+from shardwright.pcg import checks
+from shardwright.pcg.collectives.topology import MOST_NODES, Topology
 from shardwright.pcg.errors import ClusterError
 
 _Links = list[tuple[int, int, Fraction, float]]
@@ -26,15 +27,18 @@ def wired_topology(text: str, source: str, gpu: str, nodes: int = 1) -> Topology
     in NCCL's file, else an assumed 100 Gb/s. `source` names the text in errors.
 
     Raises:
-        ClusterError: a text of neither kind, an unknown GPU, or one GPU alone.
+        ClusterError, ScheduleError: a text of neither kind, an unknown GPU, one GPU alone, or too many of them.
     """
     if gpu not in GPUS:
         raise ClusterError(f"GPU {gpu!r} is not in the table; choose one of {', '.join(GPUS)}")
     plain = text.lstrip("\ufeff")
     wiring = (read_nccl if plain.lstrip().startswith("<") else read_topo)(plain, source)
+    num_ranks = wiring.num_gpus * checks.positive_int(nodes, source, "nodes", "the number of machines")
+    if not 2 <= num_ranks <= MOST_NODES:
+        raise ClusterError(
+            f"{source}: expected 2 to {MOST_NODES} GPUs, got {num_ranks}; give another number of machines"
+        )
     box, rate = _box(wiring, gpu), Fraction(wiring.network_gb_per_s or ASSUMED_NETWORK_GB_PER_S)
-    if wiring.num_gpus * nodes < 2:
-        raise ClusterError(f"{source}: expected at least two GPUs, got one; it needs no collectives")
     return machines(f"{nodes} × {wiring.num_gpus} {gpu}", [box] * nodes, [rate] * nodes, wiring.num_gpus)
 
 

@@ -12,16 +12,22 @@ next level outwards. So a wiring is never taken to be faster than it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from xml.etree import ElementTree as ET
 
 from shardwright.cost.clusters.presets import GPUS, LINKS, SOCKET_GB_PER_S
 from shardwright.cost.clusters.topology import Level, slowest_level
+from shardwright.pcg.collectives.files.documents import Element, read_xml
 from shardwright.pcg.errors import ClusterError
 
-_NVLINK = re.compile(r"NV(\d+)")
+MOST_GPUS = 1024
+"""The most GPUs of one machine. The largest that is sold has 16."""
+MOST_NVLINKS = 999
+_MOST_DEPTH = 64
+_GPU = re.compile(r"GPU([0-9]+)")
+_NVLINK = re.compile(r"NV([1-9][0-9]{0,2})")
 _PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Paths through one PCIe bridge, several, a processor's host bridge, several of these, both processors."""
 
@@ -55,23 +61,24 @@ def read_topo(text: str, source: str) -> Wiring:
     """Return the wiring from the output of `nvidia-smi topo -m`; `source` names it in errors.
 
     Raises:
-        ClusterError: no matrix of GPUs, rows that are missing or cut off, or entries that contradict each other.
+        ClusterError: no matrix of GPUs, more of them than a machine has, rows that are missing or cut off, or entries
+            that contradict each other.
     """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    rows = [line.split() for line in plain.splitlines()]
-    matrix = {
-        int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and "X" in row
-    }
+    rows = [line.split() for line in plain.splitlines() if line.strip()]
+    matrix = dict[int, list[str]]()
+    for name, *row in rows:
+        if name.startswith("GPU") and "X" in row and matrix.setdefault(number := _number(name, source), row) != row:
+            raise ClusterError(f"{source}: two rows of GPU{number}, which differ; give one matrix")
     if not matrix:
         raise ClusterError(
             f"{source}: no row of a GPU, such as `GPU0  X  NV18`; expected what `nvidia-smi topo -m` prints"
         )
-    size = 1 + max(
-        int(word[3:]) for row in rows for word in row if re.fullmatch(r"GPU\d+", word)
-    )  # heads of columns too
+    heads = [word for row in rows for word in row if _GPU.fullmatch(word)]  # of columns too
+    size = 1 + max(_number(word, source) for word in heads)
     if sorted(matrix) != list(range(size)):
         raise ClusterError(
-            f"{source}: expected rows GPU0 to GPU{size - 1}, got {sorted(matrix)}; give the whole matrix"
+            f"{source}: expected rows GPU0 to GPU{size - 1}, got {_numbers(matrix)}; give the whole matrix"
         )
     for index, row in matrix.items():
         if len(row) < size or row[index] != "X":
@@ -98,14 +105,10 @@ def read_nccl(text: str, source: str) -> Wiring:
     """Return the wiring from an NCCL topology file (`NCCL_TOPO_DUMP_FILE` writes one); `source` names it in errors.
 
     Raises:
-        ClusterError: no XML, not NCCL's, without GPUs, or with a link to a device that is not there.
+        ClusterError: not NCCL's, without GPUs, or with a GPU or a link where there can be none.
+        ScheduleError: no plain XML, or a number out of range.
     """
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise ClusterError(f"{source}: expected plain XML, got a document type; NCCL writes none")
-    try:
-        root = ET.fromstring(text)
-    except ET.ParseError as error:
-        raise ClusterError(f"{source}: expected NCCL's topology in XML: {error}; dump it anew") from None
+    root = read_xml(text, source, _MOST_DEPTH)
     if root.tag != "system":
         raise ClusterError(f"{source}: expected <system> at the top, got <{root.tag}>; is it NCCL's topology?")
     gpus = _gpus_of(root, source)
@@ -115,7 +118,7 @@ def read_nccl(text: str, source: str) -> Wiring:
         )
     size = len(gpus)
     paths = tuple(tuple("X" if i == j else _path(gpus[i], gpus[j]) for j in range(size)) for i in range(size))
-    speeds = [_whole(net.get("speed", "0"), source, "net speed") for net in root.iter("net")]
+    speeds = [net.number("speed", 0, 10**9, 0) for net in _inside(root, "net")]
     return Wiring(paths, sum(speeds) / 8000)
 
 
@@ -124,46 +127,63 @@ class _Place:
     """A GPU of NCCL's file: its bus, the elements around it, outermost first, and its NVLinks to each target."""
 
     bus: str
-    above: tuple[ET.Element, ...]
+    above: tuple[Element, ...]
     to_gpus: dict[str, int]
     to_switches: int
 
 
-def _gpus_of(root: ET.Element, source: str) -> list[_Place]:
-    numbered: list[tuple[int, _Place]] = []
-    pending: list[tuple[ET.Element, tuple[ET.Element, ...]]] = [(root, ())]
+def _inside(element: Element, tag: str) -> Iterator[Element]:
+    for child in element.children:
+        if child.tag == tag:
+            yield child
+        yield from _inside(child, tag)
+
+
+def _gpus_of(root: Element, source: str) -> list[_Place]:
+    numbered: dict[int, _Place] = {}
+    pending: list[tuple[Element, tuple[Element, ...]]] = [(root, ())]
     while pending:
         element, above = pending.pop()
-        for child in element:
-            if child.tag == "gpu":
-                numbered.append(
-                    (_whole(child.get("dev", ""), source, "gpu dev"), _place(child, element, above, source))
-                )
-            else:
+        for child in element.children:
+            if child.tag != "gpu":
                 pending.append((child, (*above, element)))
-    numbers = sorted(number for number, _ in numbered)
-    if numbers != list(range(len(numbers))):
-        raise ClusterError(f"{source}: GPUs have the numbers {numbers}; expected the file of one machine, dev 0 and on")
-    places = [place for _, place in sorted(numbered, key=lambda pair: pair[0])]
-    buses = {place.bus for place in places}
-    for place in places:
-        for target in place.to_gpus:
-            if target not in buses:
-                raise ClusterError(f"{source}: the GPU at {place.bus} has an NVLink to {target}, where there is none")
+                continue
+            if element.tag != "pci":
+                raise ClusterError(
+                    f"{source}: expected a GPU inside of pci, got one inside of {element.tag}; dump it anew"
+                )
+            number = child.number("dev", 0, MOST_GPUS - 1)
+            if number in numbered:
+                raise ClusterError(f"{source}: two GPUs have the number {number}; expected the file of one machine")
+            numbered[number] = _place(child, element, above)
+    if sorted(numbered) != list(range(len(numbered))):
+        raise ClusterError(
+            f"{source}: GPUs have the numbers {_numbers(numbered)}; expected the file of one machine, dev 0 and on"
+        )
+    places = [numbered[number] for number in range(len(numbered))]
+    _check_buses(places, source)
     return places
 
 
-def _place(gpu: ET.Element, pci: ET.Element, above: tuple[ET.Element, ...], source: str) -> _Place:
-    to_gpus: dict[str, int] = {}
-    to_switches = 0
-    for link in gpu.iter("nvlink"):
-        count = _whole(link.get("count", "1"), source, "nvlink count")
-        if link.get("tclass", "").lower().startswith("0x03"):  # a display controller: another GPU
-            target = link.get("target", "").lower()
-            to_gpus[target] = to_gpus.get(target, 0) + count
-        elif link.get("tclass", "").lower().startswith("0x0680"):  # a bridge: a switch
+def _check_buses(places: Sequence[_Place], source: str) -> None:
+    buses = Counter(place.bus for place in places)
+    for place in places:
+        if buses[place.bus] > 1:
+            raise ClusterError(f"{source}: two GPUs at {place.bus or 'no busid'}; expected one at each; dump it anew")
+        for target in place.to_gpus:
+            if target not in buses:
+                raise ClusterError(f"{source}: the GPU at {place.bus} has an NVLink to {target}, where there is none")
+
+
+def _place(gpu: Element, pci: Element, above: tuple[Element, ...]) -> _Place:
+    to_gpus, to_switches = Counter[str](), 0
+    for link in _inside(gpu, "nvlink"):
+        count, kind = link.number("count", 1, MOST_NVLINKS, 1), link.text("tclass", "").lower()
+        if kind.startswith("0x03"):  # a display controller: another GPU
+            to_gpus[link.text("target", "").lower()] += count
+        elif kind.startswith("0x0680"):  # a bridge: a switch
             to_switches += count
-    return _Place(pci.get("busid", "").lower(), above, to_gpus, to_switches)
+    return _Place(pci.text("busid", "").lower(), above, to_gpus, to_switches)
 
 
 def _path(one: _Place, other: _Place) -> str:
@@ -177,10 +197,18 @@ def _path(one: _Place, other: _Place) -> str:
     return "PHB" if shared[-1].tag == "cpu" else "SYS"
 
 
-def _whole(value: str, source: str, what: str) -> int:
-    if not value.isdecimal() or len(value) > 9:
-        raise ClusterError(f"{source}: {what}: expected a whole number, got {value!r}")
-    return int(value)
+def _number(name: str, source: str) -> int:
+    """Return the number of a GPU with the name `GPU3`."""
+    matched = _GPU.fullmatch(name)
+    if not matched or len(matched[1]) > len(str(MOST_GPUS)) or int(matched[1]) >= MOST_GPUS:
+        raise ClusterError(f"{source}: expected GPU0 to GPU{MOST_GPUS - 1}, got {name[:40]!r}; correct the row")
+    return int(matched[1])
+
+
+def _numbers(given: Collection[int]) -> str:
+    """Return numbers for an error, cut short."""
+    few = ", ".join(map(str, sorted(given)[:12]))
+    return few if len(given) <= 12 else f"{few} and {len(given) - 12} more"
 
 
 # ---- levels ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -349,17 +350,18 @@ def parse_topology(text: str) -> Topology:
     if kind == "cluster":
         return of_cluster(parse_cluster(rest))
     if kind == "wired":
-        return _wired(text, rest.split(":"))
+        return _wired(text, rest)
     return read_links(text) if text.endswith(".json") or Path(text).is_file() else preset_topology(text)
 
 
-def _wired(text: str, parts: list[str]) -> Topology:
+def _wired(text: str, wiring: str) -> Topology:
     from shardwright.cost.clusters.wired import wired_topology
     from shardwright.pcg.collectives.files.documents import read_text
 
-    if len(parts) not in (2, 3) or not (parts[2:] or ["1"])[0].isdecimal():
+    if not (matched := re.fullmatch("([^:]+):([^:]+)(?::([0-9]{1,6}))?", wiring)):
         raise ShardwrightError(f"topology {text!r}: expected wired:FILE:GPU[:NODES], such as wired:topo.txt:V100-32:2")
-    return wired_topology(read_text(parts[0]), parts[0], parts[1], int((parts[2:] or ["1"])[0]))
+    file, gpu, nodes = matched.groups("1")
+    return wired_topology(read_text(file), file, gpu, int(nodes))
 
 
 def _read(file: Path, root: int = 0) -> anyfile.Found:

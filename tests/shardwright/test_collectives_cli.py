@@ -73,7 +73,13 @@ def test_links_as_the_driver_shows_them(run: Run) -> None:
     Path("topo.txt").write_text("GPU0 X NV2 SYS\nGPU1 NV2 X SYS\nGPU2 SYS SYS X\n")
     status, out, _ = run("collectives", "topologies", "wired:topo.txt:V100-32:2")
     assert (status, "2 × 3 V100-32: 6 ranks" in out, "PCIe root of GPU 0 0" in out) == (0, True, True)
-    assert "expected wired:FILE:GPU[:NODES]" in run("collectives", "topologies", "wired:topo.txt")[2]
+    for wrong in (
+        "wired:topo.txt",
+        "wired:topo.txt:V100-32:\u0662",
+        f"wired:topo.txt:V100-32:{5000 * chr(57)}",
+        "wired::V100-32",
+    ):
+        assert "expected wired:FILE:GPU[:NODES]" in run("collectives", "topologies", wrong)[2]
 
 
 @each("command", ["check", "show"])

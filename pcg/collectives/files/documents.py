@@ -79,17 +79,17 @@ class Element:
             yield child
 
 
-def read_xml(text: str, source: str) -> Element:
-    """Return the root of an XML document.
+def read_xml(text: str, source: str, most_depth: int = MOST_DEPTH) -> Element:
+    """Return the root of an XML document whose elements stand in at most `most_depth` levels.
 
     Raises:
-        ScheduleError: no well-formed XML; a document type, an entity or any `&`; more elements or depth than schedules
-            have.
+        ScheduleError: no well-formed XML; a document type, an entity or any `&`; more elements or depth than such
+            files have.
     """
     if "&" in text:
         line = text.count("\n", 0, text.index("&")) + 1
         raise ScheduleError(f"{source}, line {line}: expected no '&', got one; entities have no place here: remove it")
-    reader = _XmlReader(source)
+    reader = _XmlReader(source, most_depth)
     try:
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:
@@ -99,8 +99,8 @@ def read_xml(text: str, source: str) -> Element:
 
 
 class _XmlReader:
-    def __init__(self, source: str) -> None:
-        self.source, self.count, self.open = source, 0, list[Element]()
+    def __init__(self, source: str, most_depth: int) -> None:
+        self.source, self.most_depth, self.count, self.open = source, most_depth, 0, list[Element]()
         self.root = Element("", {}, source, 0)
         self.parser = expat.ParserCreate()
         self.parser.StartElementHandler = self._start
@@ -110,8 +110,9 @@ class _XmlReader:
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         element = Element(tag, attributes, self.source, self.parser.CurrentLineNumber)
         self.count += 1
-        if self.count > MOST_ELEMENTS or len(self.open) >= MOST_DEPTH:
-            raise element.error(f"expected at most {MOST_ELEMENTS} elements and {MOST_DEPTH} levels; is it a schedule?")
+        if self.count > MOST_ELEMENTS or len(self.open) >= self.most_depth:
+            problem = f"expected at most {MOST_ELEMENTS} elements and {self.most_depth} levels"
+            raise element.error(f"{problem}; is it the right file?")
         if self.open:
             self.open[-1].children.append(element)
         else:

@@ -82,9 +82,11 @@ def test_nvlinks_of_some_pairs_beside_pcie() -> None:
     ("text", "gpu", "nodes", "problem"),
     [
         (topo(2, {(0, 1): "NV1"}), "V99", 1, "GPU 'V99' is not in the table"),
-        (topo(1, {}), "V100-32", 1, "expected at least two GPUs, got one"),
+        (topo(1, {}), "V100-32", 1, "expected 2 to 65536 GPUs, got 1"),
         ("nothing", "V100-32", 1, "no row of a GPU"),
         ("<a/>", "V100-32", 1, "expected <system> at the top"),
+        (topo(2, {(0, 1): "NV1"}), "V100-32", 0, "expected a positive integer, got 0"),
+        (topo(2, {(0, 1): "NV1"}), "V100-32", 999999, "expected 2 to 65536 GPUs, got 1999998"),
     ],
 )
 def test_what_is_no_wiring(text: str, gpu: str, nodes: int, problem: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.cost.clusters.presets import preset_cluster
 from shardwright.cost.clusters.wiring import Wiring, node_levels, read_nccl, read_topo
-from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.errors import ClusterError, ShardwrightError
 from tests.each import each
 
 SHARE = 0.8  # of NVLink's rate, as presets have it
@@ -150,13 +150,23 @@ def test_what_is_left_out_is_said(text: str, gpu: str, note: str) -> None:
     ("text", "problem"),
     [
         ("", r"no row of a GPU, such as `GPU0  X  NV18`; expected what `nvidia-smi topo -m` prints"),
-        ("GPU0 X NV4\nGPU2 NV4 X", r"expected rows GPU0 to GPU2, got \[0, 2\]; give the whole matrix"),
-        (" GPU0 GPU1\nGPU0 X NV4", r"expected rows GPU0 to GPU1, got \[0\]; give the whole matrix"),
+        ("GPU0 X NV4\nGPU2 NV4 X", r"expected rows GPU0 to GPU2, got 0, 2; give the whole matrix"),
+        (" GPU0 GPU1\nGPU0 X NV4", r"expected rows GPU0 to GPU1, got 0; give the whole matrix"),
         ("GPU0 X\nGPU1 NV4 X", r"GPU0: expected 2 entries with X as number 0; give the whole matrix"),
         (
             "GPU0 X N/A\nGPU1 N/A X",
             r"GPU0: 'N/A' is no connection; expected X, NV and a number, or one of PIX, PXB, PHB",
         ),
+        ("GPU0 X NV0\nGPU1 NV0 X", r"GPU0: 'NV0' is no connection"),
+        ("GPU0 X NV4\nGPU1 NV4 X\nGPU1 SYS X", r"two rows of GPU1, which differ; give one matrix"),
+        (
+            "GPU0 X NV4\nGPU1 NV4 X\nGPU99999999999 X",
+            r"expected GPU0 to GPU1023, got 'GPU99999999999'; correct the row",
+        ),
+        ("GPU0 GPU99999999999\nGPU0 X NV4", r"expected GPU0 to GPU1023, got 'GPU99999999999'"),
+        ("GPU0 X NV4\nGPU1024 NV4 X", r"expected GPU0 to GPU1023, got 'GPU1024'"),
+        ("GPU0 X NV4\nGPU\u0661 NV4 X", r"expected GPU0 to GPU1023, got 'GPU\u0661'"),
+        ("GPU20 X NV4", r"expected rows GPU0 to GPU20, got 20; give the whole matrix"),
         ("GPU0 X NV4\nGPU1 SYS X", r"GPU1 to GPU0 is SYS and back NV4; a connection is the same both ways"),
     ],
 )
@@ -210,15 +220,33 @@ def test_nccls_topology(text: str, paths: list[str], network_gb_per_s: float) ->
 @each(
     ("text", "problem"),
     [
-        ("<system", r"expected NCCL's topology in XML: .*; dump it anew"),
-        ('<!DOCTYPE x [<!ENTITY a "b">]><system/>', r"expected plain XML, got a document type; NCCL writes none"),
-        ("<algo/>", r"expected <system> at the top, got <algo>; is it NCCL's topology\?"),
-        (system(NIC), r"no <gpu> in it; dump the topology of a run that uses all GPUs \(NCCL_TOPO_DUMP_FILE\)"),
-        (system(card(1)), r"GPUs have the numbers \[1\]; expected the file of one machine, dev 0 and on"),
-        (system(card(0, to(5, 4))), r"the GPU at 0000:00:00\.0 has an NVLink to 0000:05:00\.0, where there is none"),
-        (system(card(0, to(0, 4)).replace('"4"', '"many"')), r"nvlink count: expected a whole number, got 'many'"),
+        ("<system", r"t.xml, line 1: expected XML, got unclosed token; is the file whole\?"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><system/>', r"t.xml, line 1: expected no document type, got 'x'; remove it"),
+        (70 * "<pci>", r"t.xml, line 1, pci: expected at most 1048576 elements and 64 levels; is it the right file\?"),
+        ("<algo/>", r"t.xml: expected <system> at the top, got <algo>; is it NCCL's topology\?"),
+        (system(NIC), r"t.xml: no <gpu> in it; dump the topology of a run that uses all GPUs \(NCCL_TOPO_DUMP_FILE\)"),
+        (system(card(1)), r"t.xml: GPUs have the numbers 1; expected the file of one machine, dev 0 and on"),
+        (system(card(0), card(0)), r"t.xml: two GPUs have the number 0; expected the file of one machine"),
+        (
+            system(card(0), card(0).replace('dev="0"', 'dev="1"')),
+            r"t.xml: two GPUs at 0000:00:00\.0; expected one at each",
+        ),
+        (system('<gpu dev="0"/>', '<gpu dev="1"/>'), r"t.xml: expected a GPU inside of pci, got one inside of cpu"),
+        (
+            system(card(99999999999)),
+            r"t.xml, line 1, gpu: dev: expected a whole number from 0 to 1023, got '99999999999'",
+        ),
+        (
+            system(card(0, to(5, 4))),
+            r"t.xml: the GPU at 0000:00:00\.0 has an NVLink to 0000:05:00\.0, where there is none",
+        ),
+        (
+            system(card(0, to(0, 4)).replace('"4"', '"many"')),
+            r"t.xml, line 1, nvlink: count: expected a whole number from 1 to 999, got 'many'; correct it",
+        ),
+        (system(card(0) + NIC.replace("200000", "-1")), r"t.xml, line 1, net: speed: expected a whole number from 0"),
     ],
 )
 def test_what_is_no_topology(text: str, problem: str) -> None:
-    with pytest.raises(ClusterError, match=f"^t.xml: {problem}"):
+    with pytest.raises(ShardwrightError, match=f"^{problem}"):
         read_nccl(text, "t.xml")

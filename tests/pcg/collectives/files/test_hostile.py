@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shardwright.cost.clusters.networks import preset_topology
 from shardwright.cost.clusters.taccl import taccl_topology
+from shardwright.cost.clusters.wired import wired_topology
 from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.collectives.files.anyfile import read_collective, read_links
 from shardwright.pcg.collectives.files.msccl import write_msccl
@@ -21,6 +22,7 @@ from shardwright.pcg.collectives.program import Program
 from shardwright.pcg.collectives.threads import program_of
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.verifier.collectives import verify_plan, verify_program, verify_schedule
+from tests.cost.clusters.test_wired import NCCL, topo
 from tests.pcg.collectives.files.test_json import FOREST, MACHINE, SKETCH, sccl
 from tests.verifier.collectives.test_plans import packets, switched
 
@@ -28,6 +30,7 @@ RING = build("ring", "all_reduce", (3,))
 TEXTS = [
     write_schedule(RING), write_topology(preset_topology("ndv2")), write_msccl(program_of(RING)), sccl("all_reduce"),
     write_mscclpp(packets()), write_mscclpp(switched()), FOREST, json.dumps(MACHINE), json.dumps(SKETCH),
+    NCCL, topo(4, {(0, 1): "NV4", (2, 3): "PIX"}),
 ]  # fmt: skip
 TOKENS = [
     "-1",
@@ -83,7 +86,7 @@ def test_damaged_files_end_soon(tmp_path: Path) -> None:
         begin = time.process_time()
         for read in (
             judged, read_links, lambda _, text=text: taccl_topology(read_taccl_machine(text), 2),
-            lambda _, text=text: read_sketch(text),
+            lambda _, text=text: read_sketch(text), lambda _, text=text: wired_topology(text, "text", "A100-40", 2),
         ):  # fmt: skip
             try:
                 read(path)
