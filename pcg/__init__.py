@@ -39,6 +39,7 @@ Sources of graphs:
 For everyone:
 
     errors, checks, schema    the one hierarchy of errors; checks of fields and of JSON
+    arguments                 checks of what public functions are given
     files, units, versions    files written whole or not at all; seconds and bytes as text; tested versions of torch
     launcher, hostlist        which launcher started this process; host lists as Slurm writes them
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.prediction import Prediction
+from shardwright.pcg.arguments import PATH, checked
 from shardwright.pcg.errors import PlanError, ShardwrightError, printable
 from shardwright.pcg.files import read_whole, write_whole
 from shardwright.pcg.foreign import calls
@@ -272,6 +273,7 @@ class Plan:
         return json.dumps(self.to_json(), indent=1) + "\n"
 
     @classmethod
+    @checked(PlanError, path=PATH)
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file. Raises `PlanError` for a missing, truncated or unsupported file."""
         return cls.from_bytes(read_whole(Path(path), "the plan", PlanError), str(path))

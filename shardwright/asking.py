@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.cost.clusters.changes import Change, ChangeLike, changed
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.options import KINDS
+from shardwright.pcg.arguments import Argument, checked
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import calls
@@ -37,6 +39,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 BATCH, SEQ = "batch", "seq"
 
 
+@checked(PlanError, **KINDS, name=Argument((str,), "the name of a strategy, such as 'fsdp'"))
 def why_not(
     plan: PlanLike,
     name: str,
@@ -86,6 +89,7 @@ def _is_memory(pin: str) -> bool:
     return any(isinstance(one, Bound) and one.what == MEMORY for one in parse(pin))
 
 
+@checked(PlanError, **KINDS)
 def what_if(
     plan: PlanLike,
     model: nn.Module | None = None,

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.arguments import NUMBER, Argument, checked
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.units import seconds
 from shardwright.planned import require_plan
 from shardwright.search.request.spaces import batch_size, sequence_length
+
+_LENGTHS = Argument((Iterable,), "the numbers of tokens of sequences", (str,))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Buckets(Sequence[Bucket]):
         return "\n".join([*map(_line, (*self.fewer, self)), *map(_bucket_line, self.buckets)])
 
 
+@checked(BatchError, lengths=_LENGTHS, most=NUMBER, multiple=NUMBER)
 def bucket(
     lengths: Iterable[int], most: int = 4, *, multiple: int = 1, parallel: ParallelModule | None = None
 ) -> Buckets:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import waiting
+from shardwright.pcg.arguments import NUMBER, PATH, checked
 from shardwright.pcg.errors import CheckpointError, MachineError
 from shardwright.planned import require_plan
 from shardwright.ranks import from_all_ranks, on_all_ranks
@@ -35,6 +36,7 @@ class _File(NamedTuple):
     num_bytes: int
 
 
+@checked(CheckpointError, folder=PATH, max_file_bytes=NUMBER)
 def export(
     parallel: ParallelModule, folder: str | os.PathLike[str], *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> dict[str, str]:

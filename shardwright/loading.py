@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
 from typing import Any, cast
@@ -13,8 +14,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.arguments import FLAG, NUMBER, Argument, checked
 from shardwright.pcg.errors import BatchError
 from shardwright.planned import require_plan
+
+_TAKEN = "batch_size", "sampler", "batch_sampler"
+_OPTIONS = [
+    parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in inspect.signature(DataLoader).parameters.items()
+    if name not in ("dataset", "shuffle", "drop_last")
+]
+_DATASET = Argument((Sized, IterableDataset), "a data set with __len__ and __getitem__, or an IterableDataset", (str,))
+"""The options of torch's loader that ours takes too; `_TAKEN` are the plan's."""
 
 
 class Loader:
@@ -29,6 +40,7 @@ class Loader:
         batch: the number of batches of this epoch that were taken.
     """
 
+    @checked(BatchError, _OPTIONS, dataset=_DATASET, shuffle=FLAG, seed=NUMBER, drop_last=FLAG)
     def __init__(
         self,
         parallel: ParallelModule,
@@ -61,7 +73,7 @@ class Loader:
         sizes = {shape[0] for shape in check.shapes.values() if shape}
         if len(sizes) != 1:
             raise BatchError(f"Loader: the tensors of a batch have {sorted(sizes)} rows; expected one number of rows")
-        if taken := options.keys() & {"batch_size", "sampler", "batch_sampler"}:
+        if taken := options.keys() & {*_TAKEN}:
             raise BatchError(f"Loader: {sorted(taken)[0]}= is the plan's; leave it out")
         (self._size,), self._dataset, self._options = sizes, dataset, options
         rows = check.own_rows()

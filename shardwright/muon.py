@@ -21,6 +21,7 @@ from shardwright.lowering import private
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.movement import Axis, chunk, seen, take
 from shardwright.lowering.ranks.waits import waiting
+from shardwright.pcg.arguments import Argument, checked
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.muon import owners_of
@@ -37,6 +38,7 @@ class Muon(torch.optim.Muon):
     stage. Ranks own matrices of about equal work. Every rank makes one, with the same parameters; its state is torch's.
     """
 
+    @checked(ShardwrightError, params=Argument((Iterable,), "parameters, or groups of them", (str,)))
     def __init__(self, params: Iterable[Any], *, parallel: ParallelModule, **options: Any) -> None:
         """`params`: matrices of `parallel`, or groups of them; `options`: as of `torch.optim.Muon`.
 

@@ -10,9 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import wraps
-from numbers import Real
+from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack, cast, get_args
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.store.weights import WeightFiles
+from shardwright.pcg.arguments import FLAG, FUNCTION, PATH, SECONDS, Argument, checked
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.foreign import Foreign, Way, ways
 from shardwright.pcg.mesh import Mesh
@@ -29,28 +28,40 @@ from shardwright.pcg.step.precisions import Precision, PrecisionByModule, Precis
 from shardwright.search.plan import Plan
 from shardwright.search.request.options import NOTHING, SearchOptions, SearchWords
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 PerMicrobatch = bool | str | Sequence[str]
 Pad = bool | int
 """The number of devices that dimensions are padded for; True: those of an axis."""
-_F = TypeVar("_F", bound=Callable[..., Any])
-_PATH = str, os.PathLike
-_FUNCTION = cast("type", Callable)
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "model": ((nn.Module,), "a module, such as Net()"),
-    "cluster": ((Cluster,), "a cluster, such as Cluster.preset('dgx-h100') or Cluster.local(2)"),
-    "args": ((list, tuple), "the positional inputs of one batch, as (x, y)"),
-    "kwargs": ((Mapping,), "the inputs of one batch by name, as {'x': x}"),
-    "plan": ((Plan, *_PATH), "a plan, or the path of one"),
-    "loss_fn": ((_FUNCTION,), "a function of the model's result and the batch"),
-    "progress": ((_FUNCTION,), "a function of a message"),
-    "weights": ((WeightFiles, *_PATH), "a path, or WeightFiles(path); load a state_dict into the model"),
-    "rules": (_PATH, "the path of a rule file"),
-    "strict": ((bool,), "True or False"),
-    "timeout_s": ((Real,), "a number of seconds"),
-    "optimizer": ((str, type), "its name or its class, such as torch.optim.AdamW; make it of parallel.parameters()"),
+_OPTION = Argument((object,), "what docs/planning.md says", (nn.Module, Tensor, torch.optim.Optimizer))
+_NAMED = _OPTION._replace(types=(bool, str, Sequence, Mapping))
+KINDS: Mapping[str, Argument] = {
+    "model": Argument((nn.Module,), "a module, such as Net()"),
+    "cluster": Argument((Cluster,), "a cluster, such as Cluster.preset('dgx-h100') or Cluster.local(2)"),
+    "args": Argument((list, tuple, NoneType), "the positional inputs of one batch, as (x, y)"),
+    "kwargs": Argument((Mapping,), "the inputs of one batch by name, as {'x': x}"),
+    "plan": Argument((Plan, *PATH.types), "a plan, or the path of one"),
+    "loss_fn": FUNCTION._replace(expected="a function of the model's result and the batch"),
+    "progress": FUNCTION,
 }
-"""The types of arguments, and what is expected, in words; others are judged by those who take them."""
-_NO_OPTIONS = nn.Module, Tensor, torch.optim.Optimizer
+"""The kinds of arguments that several functions take."""
+_OPTIONS: Mapping[str, Argument] = {
+    **dict.fromkeys(SearchWords.__annotations__, _OPTION),
+    "shapes": Argument((list, tuple), "batches with weights, as [({'x': x}, 0.9), ({'x': longer}, 0.1)]"),
+    "weights": Argument((WeightFiles, *PATH.types), "a path, or WeightFiles(path); load a state_dict into the model"),
+    "rules": PATH._replace(expected="the path of a rule file"),
+    "strict": FLAG._replace(types=(bool, NoneType)),
+    "timeout_s": SECONDS,
+    "time_limit_s": SECONDS,
+    "microbatches": _OPTION._replace(types=(int,)),
+    "pins": _NAMED,
+    "per_microbatch": _NAMED,
+    "foreign": _NAMED,
+    "pad": _OPTION,
+    "optimizer": Argument(
+        (str, type), "its name or its class, such as torch.optim.AdamW; make it of parallel.parameters()"
+    ),
+}
+"""The kinds of options; those without one are judged by those who take them."""
 
 
 CheckCapture = Literal["first", "never"]
@@ -166,43 +177,9 @@ def guiding(words: Mapping[str, Any]) -> list[str]:
 
 
 def takes_options(function: _F) -> _F:
-    """Let a function that takes `PlanWords` show them in its signature, and refuse other names with the nearest one."""
-    own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    """Let a function that takes `PlanWords` show them in its signature, and check all that it is given."""
     options = [
-        inspect.Parameter(name, keyword, default=False if name == "strict" else None)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "strict" else None)
         for name in PlanWords.__annotations__
     ]
-    known = [p.name for p in (*named, *options)]
-
-    @wraps(function)
-    def checked(*args: object, **given: object) -> object:
-        for name in given:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
-                raise TypeError(f"{function.__name__}() has no option {name!r}; {hint}")
-        for name, value in {**dict(zip(known, args, strict=False)), **given}.items():
-            _check_kind(f"{function.__name__}({name}=...)", name, value)
-        return function(*args, **given)
-
-    checked.__signature__ = own.replace(parameters=[*named, *options])  # pyright: ignore[reportAttributeAccessIssue]
-    return cast("_F", checked)
-
-
-def _check_kind(where: str, name: str, value: object) -> None:
-    """Raise `PlanError` for an argument of another type, and for tensors, modules and optimizers among options."""
-    if name in _KINDS:
-        kinds, expected = _KINDS[name]
-        odd = None if value is None or isinstance(value, kinds) else value
-    else:
-        odd, expected = _odd(value), "what docs/planning.md says"
-    if odd is not None:
-        got = f"the class {odd.__name__}" if isinstance(odd, type) else f"an object of type {type(odd).__name__}"
-        raise PlanError(f"{where}: expected {expected}, got {repr(odd) if isinstance(odd, str) else got}")
-
-
-def _odd(value: object) -> object:
-    """Return a value, or the first of a list, that is no option; None if there is none."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return next((own for own in values if isinstance(own, _NO_OPTIONS)), None)
+    return checked(PlanError, options, **KINDS, **_OPTIONS)(function)

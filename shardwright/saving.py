@@ -46,6 +46,7 @@ from shardwright.lowering.store.files import Kind
 from shardwright.lowering.store.shards import Checkpoint
 from shardwright.lowering.store.staging import HostStager
 from shardwright.lowering.store.weights import SHOWN
+from shardwright.pcg.arguments import FLAG, NUMBER, PATH, Argument, checked
 from shardwright.pcg.errors import CheckpointError, ShardwrightError
 from shardwright.planned import require_plan
 from shardwright.ranks import from_all_ranks, from_rank_0, on_all_ranks
@@ -58,6 +59,9 @@ _NOTHING = dict.fromkeys(("scheduler", "sampler", "scaler", "random"))
 _FOLDERS = dict[Path, "_Run"]()
 _GROUPS = dict[dist.ProcessGroup, dist.ProcessGroup]()
 """The group of all ranks for saving, by torch's own. Savings beside steps must not share one with them."""
+
+
+_OTHERS = Argument((Mapping,), "values by name")
 
 
 class Stateful(Protocol):
@@ -123,6 +127,7 @@ class _Run:
         self.last: Saving | None = None
 
 
+@checked(CheckpointError, folder=PATH, others=_OTHERS, step=NUMBER, keep=NUMBER, wait=FLAG)
 def save(
     folder: str | os.PathLike[str],
     parallel: ParallelModule,
@@ -194,6 +199,7 @@ def save(
     return saving
 
 
+@checked(CheckpointError, folder=PATH, others=_OTHERS, step=NUMBER)
 def load(
     folder: str | os.PathLike[str],
     parallel: ParallelModule,

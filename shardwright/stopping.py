@@ -6,6 +6,9 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.pcg.arguments import Argument, checked
+from shardwright.pcg.errors import ShardwrightError
+
 if TYPE_CHECKING:
     from shardwright.lowering.module import ParallelModule
 
@@ -22,6 +25,7 @@ class StopSignals:
     get the same answer after the same step. `AGAIN`, status 75, is how a loop that has saved then ends.
     """
 
+    @checked(ShardwrightError, signals=Argument((Sequence,), "signals, as [signal.SIGTERM]", (str,)))
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self._came = False
         for number in signals:

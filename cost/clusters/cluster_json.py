@@ -17,6 +17,7 @@ from shardwright.cost.clusters.device import Device, slowest_device
 from shardwright.cost.clusters.schedules import read_schedules
 from shardwright.cost.clusters.topology import LINK_KINDS, Level
 from shardwright.pcg import checks
+from shardwright.pcg.arguments import PATH
 from shardwright.pcg.errors import ClusterError
 
 _Kind = TypeVar("_Kind", Device, Level, CollectiveLine)
@@ -30,6 +31,7 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     Raises:
         ClusterError: the file is absent, truncated, or describes an impossible cluster.
     """
+    PATH.check("Cluster.load(path=...)", path, ClusterError)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,13 @@ from shardwright.lowering.store.dcp_folder import of_model, prefix_of
 from shardwright.lowering.store.files import Kind, TensorFiles, read_part
 from shardwright.lowering.store.opening import open_files
 from shardwright.lowering.store.storage import Slices
+from shardwright.pcg.arguments import FLAG, PATH, Argument
 from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import CheckpointError, PlanError
 
 SHOWN = 10
+_NAMES = Argument((Mapping, cast("type", Callable), NoneType), "names by name, or a function of a name")
+_KINDS = {"path": PATH, "names": _NAMES, "strict": FLAG, "cast": FLAG}
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,10 @@ class WeightFiles:
     names: Mapping[str, str] | Callable[[str], str] | None = None
     strict: bool = True
     cast: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            kind.check(f"WeightFiles({name}=...)", getattr(self, name), PlanError)
 
     def name_of(self, name: str) -> str:
         """Return the name in the files for a name of the model."""
