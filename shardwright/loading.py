@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.runtime.ahead import ahead, link_to
 from shardwright.pcg.arguments import FLAG, NUMBER, Argument, checked
 from shardwright.pcg.errors import BatchError
 from shardwright.planned import require_plan
@@ -33,7 +34,10 @@ class Loader:
 
     Iterating gives what is left of an epoch: a rank's shards of global batches, as `forward_backward` takes them. All
     ranks agree on the order without sending anything. `save` and `load` take it as their `sampler`: after `load` it
-    goes on behind the last batch that was taken, whatever workers had read ahead, on any number of ranks.
+    goes on behind the last batch that was taken, whatever was read ahead, on any number of ranks.
+
+    On GPUs, where workers read (`num_workers`), the next batch is copied to the device from pinned memory beside the
+    step; batches are then tensors of the device. On CPUs nothing is copied.
 
     Attributes:
         epoch: the number of epochs that are over.
@@ -109,18 +113,24 @@ class Loader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield what is left of this epoch."""
-        for size, batch in self._loader():
+        batches, device = self._parts(), self._check.ranks.device
+        if self._options.get("num_workers") and (link := link_to(device)) is not None:
+            batches = ahead(batches, link, device)  # read by workers, so what this process draws stays in order
+        for size, batch in batches:
             self.batch += 1
             if size < self._size:
                 self._check_rest(size)
                 self._entries.take_whole(batch)
-                yield batch
-            else:
-                yield self._check.of_rows(batch) if self._is_cut else batch
+            yield batch
         self.epoch, self.batch = self.epoch + 1, 0
 
+    def _parts(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the size of each batch that is left, and this rank's part of it: all of a last one."""
+        for size, batch in self._loader():
+            yield size, self._check.of_rows(batch) if self._is_cut and size == self._size else batch
+
     def _loader(self) -> Iterable[tuple[int, dict[str, Any]]]:
-        """Yield the size of each batch that is left, and the rows of it that this rank reads: all of a last one."""
+        """Return the size of each batch that is left, and the rows of it that this rank reads."""
         order = torch.arange(0 if self._is_stream else self._num_examples)
         if self._shuffle:
             order = torch.randperm(self._num_examples, generator=_generator(self._seed, self.epoch))

@@ -14,6 +14,7 @@ Around a program work:
     buffers        the memory that parameters are gathered into
     reducer        sums gradients while backward still runs
     saved          what autograd keeps: values, or handles that recompute them
+    ahead          batches that are copied to the device beside the step before
     host           values that wait for backward in the host's memory
     foreign        calls of foreign parts, which are not made again
     apart          backward in two parts: activations, then weights

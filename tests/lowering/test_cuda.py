@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from shardwright.lowering.ranks import movement
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.picked import AxisSchedules, Picked
 from shardwright.lowering.ranks.rows import exchange_rows, tell_counts
+from shardwright.lowering.runtime.ahead import ahead, link_to
 from shardwright.lowering.runtime.kernels import grouped_mm
 from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.step.precisions import PrecisionMode
@@ -69,6 +70,23 @@ def test_captured_graphs_are_the_models(name: str, precision: PrecisionMode | No
     assert parallel.forward_backward(**batch).isfinite()
     assert parallel.capture_check is not None
     assert parallel.capture_check.equal
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_are_copied_ahead(pinned: bool) -> None:
+    """Beside kernels that still run when a copy is launched, and with memory of one batch used again for another."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    link = link_to(device)
+    assert link is not None
+    x, sums = torch.ones(2048, 2048, device=device), list[Tensor]()
+    made: Iterator[dict[str, Any]] = ({"x": torch.full((1 << 20,), float(n)), "n": n} for n in range(8))
+    for n, batch in enumerate(ahead(({**b, "x": b["x"].pin_memory()} if pinned else b for b in made), link, device)):
+        assert (batch["x"].device, batch["n"]) == (device, n)
+        for _ in range(20):
+            x = (x @ x).clamp(max=1)
+        sums.append(batch["x"].double().sum())
+        del batch
+    assert [float(own) for own in sums] == [float(n << 20) for n in range(8)]
 
 
 @pytest.mark.parametrize("width", [32, 20])

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 import shardwright as sw
+from shardwright import loading
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime.host import ThreadLink
 from shardwright.pcg.errors import BatchError
 
 ROWS, EXAMPLES = 4, 22
@@ -148,6 +150,35 @@ def test_it_goes_on_behind_what_was_taken() -> None:
     assert [a + b for a, b in zip(by_rank[0][1], by_rank[1][1], strict=True)] == expected
     (stream,) = run_ranks(second, 1, 60, args=(state, True))
     assert stream == orders(1, shuffle=False)[2:]
+
+
+def test_batches_are_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a link that is simulated: the same batches, and a place in the data that counts what was handed out."""
+    sent = list[float]()
+
+    class Noted(ThreadLink):
+        def copy(self, target: Tensor, source: Tensor) -> Any:
+            sent.append(float(source.flatten()[0]))
+            return super().copy(target, source)
+
+    def body(num_workers: int) -> tuple[list[list[float]], list[tuple[int, int]], int]:
+        sent.clear()
+        loader = sw.Loader(compiled("data"), Examples(), seed=7, num_workers=num_workers)
+        given, places = list[list[float]](), list[tuple[int, int]]()
+        for number, batch in enumerate(loader):
+            given.append(batch["x"][:, 0].tolist())
+            places.append((loader.state_dict()["batch"], len(sent) // 2))  # x and y
+            if number == 3:
+                break
+        return given, places, len(sent)
+
+    monkeypatch.setattr(loading, "link_to", lambda device: Noted(60))
+    monkeypatch.setattr(ThreadLink, "bytes_per_s", 2e3)  # 16 ms for a shard
+    by_rank = run_ranks(body, 2, 60, args=(1,))
+    expected = orders(1, shuffle=True)[:4]
+    assert [a + b for a, b in zip(by_rank[0][0], by_rank[1][0], strict=True)] == expected
+    assert by_rank[0][1] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert [found[2] for found in run_ranks(body, 2, 60, args=(0,))] == [0, 0]
 
 
 def test_a_rest_is_a_batch_where_it_is_asked_for() -> None:
