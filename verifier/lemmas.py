@@ -125,11 +125,12 @@ def _pieces() -> list[Obligation]:
 def _merged_means() -> list[Obligation]:
     """Return the obligations of means N/D over parts, with D = exp(l) the sum of positive weights and N = Σ w·v.
 
-    A part without a visible key has weights 0, and any mean. `s` is the score of one key, w = exp(s) its weight.
+    Either part may have no visible key: then its weights are 0, and its mean is any. `s` is the score of one key,
+    w = exp(s) its weight. A hidden key has a weight of 0, and gives no gradient: it need not be looked at.
     """
     n, d, n2, d2, mean, mean2, whole = z3.Reals("n d n2 d2 mean mean2 whole")
     w, v, p, score_slope, value_slope = z3.Reals("w v p score_slope value_slope")
-    parts = [d > 0, d2 >= 0, n == d * mean, n2 == d2 * mean2]
+    parts = [d >= 0, d2 >= 0, d + d2 > 0, n == d * mean, n2 == d2 * mean2]
     share = d2 / (d + d2)
     of_weight = [d > 0, w > 0, n == d * whole, p == w / d]
     return [
@@ -142,6 +143,7 @@ def _merged_means() -> list[Obligation]:
         # the derivative of (n + (w' - w)·v) / (d + (w' - w)) in w, times dw/ds = w: that of a score
         ([*of_weight, score_slope == (v * d - n) / (d * d) * w], score_slope == p * (v - whole)),
         ([*of_weight, value_slope == w / d], value_slope == p),  # that of a value
+        ([d > 0, w == 0, p == w / d], z3.And(p == 0, p * (v - whole) == 0)),  # of a hidden key both are 0
     ]
 
 

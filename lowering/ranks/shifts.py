@@ -1,25 +1,33 @@
-"""Messages around the ring of an axis: every rank sends to the next one."""
+"""Messages around the ring of an axis: a rank sends to the next one, or back to where something came from."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering.ranks.movement import Axis, Started
+from shardwright.lowering.ranks.movement import Axis
+
+Message = tuple[Tensor, int]
+"""A contiguous tensor, and the rank of the axis that it is sent to or received from."""
 
 
-def start_shift(x: Tensor, axis: Axis) -> Started:
-    """Start to send a contiguous `x` to the next rank of the axis, and to receive that of the rank before."""
-    received, group = torch.empty_like(x), axis.group
+def start_shift(axis: Axis, send: Message | None, *receive: Message | None) -> Callable[[], None] | None:
+    """Start to send a message, and to receive others into their tensors, where there are any.
+
+    What is returned waits for all of them; None: there are none. Messages that are started together may meet.
+    """
+    group = axis.group
     assert group is not None, f"{axis.name}: nothing is sent along an axis without a group"
-    after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
-    sent = dist.P2POp(dist.isend, x, group=group, group_peer=after)
-    works = dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, received, group=group, group_peer=before)])
+    given = ((dist.isend, send), *((dist.irecv, message) for message in receive))
+    parts = [dist.P2POp(way, m[0], group=group, group_peer=m[1]) for way, m in given if m is not None]
+    if not parts:
+        return None
+    works = dist.batch_isend_irecv(parts)
 
-    def finish() -> Tensor:
-        for work in works:
-            work.wait()
-        return received
+    def wait() -> None:
+        while works:
+            works.pop().wait()
 
-    return finish
+    return wait

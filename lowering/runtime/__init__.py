@@ -3,6 +3,7 @@
 A program calls:
 
     kernels, attention, ring, layers, dispatch   functions beyond torch's that expressions need, on one rank's part
+    ring_places                    where a rank's queries lie, which keys they see, and how far keys are sent
     partial_attention              attention to some of the keys, and what merges it: of a ring's rounds
     collectives                    the parallel operators as autograd functions with their adjoints
     pieces                         a parallel operator and products in pieces, one beside the other

@@ -9,11 +9,12 @@ from torch.nn import functional as F
 from shardwright.lowering.private import FakeTensor
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.ring import ring_attention
+from shardwright.lowering.runtime.ring_places import Sees
 
 
 def sdpa(
     causal: bool, scale: float | None, offset: int | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor,
-    ring: Axis | None = None, step: int = 1,
+    ring: Axis | None = None, step: int = 1, sees: Sees | None = None,
 ) -> Tensor:  # fmt: skip
     """Return softmax(q kᵀ · scale + mask) v; if there are more query heads than key heads, they share key heads.
 
@@ -21,10 +22,10 @@ def sdpa(
     mask, keys after the last visible one are left out. If queries are neighbours, the rest is a causal mask at the
     lower right, for which GPUs have kernels.
     With a `ring`, `k` and `v` are this rank's parts along an axis, as far apart, and the result is of all parts; a mask
-    is for this rank's queries and all keys.
+    is for this rank's queries and all keys; `sees` says which ranks' keys it can show at all.
     """
     if ring is not None:
-        return ring_attention(causal, scale, offset or 0, q, k, v, ring, step, *mask)
+        return ring_attention(causal, scale, offset or 0, q, k, v, ring, step, *mask, sees=sees)
     bias, shared = mask[0] if mask else None, q.shape[-3] != k.shape[-3]
     if causal and offset is not None:
         seen = min(offset + step * (q.shape[-2] - 1) + 1, k.shape[-2])

@@ -1,20 +1,19 @@
 """Ring attention on one rank (`pcg.ring`): its queries stay, and blocks of keys and values travel around the ranks.
 
-A block is sent on while it is attended to. Which of its keys a query sees follows from their positions in the sequence;
-ranks whose queries come before a block pass it on all the same. Positions on a rank are neighbours, or as far apart as
+A block is sent on while it is attended to. Which of its keys a query sees follows from their positions in the sequence.
+A block that no later rank sees is sent no further. Positions on a rank are neighbours, or as far apart as
 there are ranks: then all ranks have the same work in each round, if a query sees the keys before it. What blocks give
 is merged by the log-sum-exp of their scores, which forward keeps beside the result, so that backward finds the
 gradients of each block from that block alone.
 
-Backward sends blocks around again. The gradients of a block follow it: each rank adds its summand and sends them on, so
-they end with the block's owner. A rank's own block is the first. A part of its queries waits until the gradients of the
-last block have been sent, so that these travel beside compute, too.
+Backward sends blocks around again. The gradients of a block follow it: each rank adds its summand and sends them on,
+and the last one sends them to the block's owner. A rank's own block is the first. A part of its queries waits until the
+gradients of the last block have been sent, so that these travel beside compute, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering.private import AutogradContext
-from shardwright.lowering.ranks.movement import Axis, Started
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.shifts import start_shift
 from shardwright.lowering.ranks.untraced import untraced
 from shardwright.lowering.runtime.partial_attention import (
@@ -33,6 +32,7 @@ from shardwright.lowering.runtime.partial_attention import (
     wide_dtype,
     without_any,
 )
+from shardwright.lowering.runtime.ring_places import Places, Sees
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -40,7 +40,7 @@ from shardwright.lowering.runtime.partial_attention import (
 @untraced
 def ring_attention(
     causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1,
-    mask: Tensor | None = None,
+    mask: Tensor | None = None, *, sees: Sees | None = None,
 ) -> Tensor:  # fmt: skip
     """Return softmax(q kᵀ · scale + mask) v, of all keys of the axis.
 
@@ -56,13 +56,15 @@ def ring_attention(
             other in the sequence. Else it is the number of ranks, and rank i has the keys i, i + step, i + 2·step, …
         mask: for this rank's queries and the keys of all ranks; it is added to scores, or says what a query sees. Of
             a shape that broadcasts to [..., h·r, m, number of keys].
+        sees: the ranks outside which the mask, or `causal`, hides all keys from a rank; None: not known of any.
 
     Returns:
         [..., h·r, m, e].
     """
     lead = q.shape[:-3]
     flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
-    plan = _Plan(axis, causal, q.shape[-1] ** -0.5 if scale is None else scale, start, step, q.shape[-2], k.shape[-2])
+    factor, ranks = q.shape[-1] ** -0.5 if scale is None else scale, sees or (axis.size, axis.size)
+    plan = Places(axis, causal, factor, start, step, q.shape[-2], k.shape[-2], ranks)
     result = _Ring.apply(plan, *flat, None if mask is None else _flattened(mask, lead))
     return result.view(*lead, *q.shape[-3:-1], v.shape[-1])
 
@@ -79,118 +81,50 @@ def _by_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class Tile(NamedTuple):
-    """Queries and keys, as slices of a rank's own and of a block's, of which all pairs see each other.
-
-    `causal`: or those that are not above the diagonal.
-    """
-
-    queries: slice
-    keys: slice
-    causal: bool = False
-
-
-def tiles(queries: range, num_keys: int, last: int | None) -> Iterator[Tile]:
-    """Yield the tiles of all pairs of a query and a key that it sees.
-
-    Args:
-        queries: some of the rank's, by their number.
-        num_keys: of the block.
-        last: query i sees the keys of the block up to number i + `last`; None: all.
-    """
-
-    def tile(q0: int, q1: int, k1: int, *, diagonal: bool = False) -> Iterator[Tile]:
-        if q0 < q1 and k1 > 0:
-            yield Tile(slice(q0, q1), slice(k1 - (q1 - q0) if diagonal else 0, k1), diagonal)
-
-    if last is None:
-        yield from tile(queries.start, queries.stop, num_keys)
-        return
-    first, everything = max(queries.start, -last), num_keys - last
-    full = max(queries.start, min(queries.stop, everything))
-    yield from tile(first, full, first + last)
-    yield from tile(first, full, full + last, diagonal=True)
-    yield from tile(full, queries.stop, num_keys)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Where this rank's queries lie, and how they attend.
-
-    start               the position of the first query
-    step                from each query to the next, and from each key of a block to the next
-    num_queries         of this rank
-    num_keys            of each rank
-    """
-
-    axis: Axis
-    causal: bool
-    scale: float
-    start: int
-    step: int
-    num_queries: int
-    num_keys: int
-
-    @property
-    def queries(self) -> range:
-        """The numbers of the queries."""
-        return range(self.num_queries)
-
-    def tiles(self, queries: range, number: int, most: int | None) -> Iterator[Tile]:
-        """Yield the tiles of some of the queries and the block of a rank; `most`: the most queries of a tile."""
-        first_key = number * (self.num_keys if self.step == 1 else 1)
-        last = (self.start - first_key) // self.step if self.causal else None
-        for at in range(queries.start, queries.stop, most or max(1, len(queries))):
-            yield from tiles(range(at, min(queries.stop, at + (most or len(queries)))), self.num_keys, last)
-
-    def of_mask(self, mask: Tensor, rows: slice, number: int, columns: slice) -> Tensor:
-        """Return a mask's part for some of the queries, and for some of the keys of a rank; a view."""
-        if mask.shape[-2] > 1:
-            mask = mask[..., rows, :]
-        if mask.shape[-1] == 1:
-            return mask
-        own = slice(number, None, self.step) if self.step > 1 else slice(number * self.num_keys, None)
-        return mask[..., own][..., columns]
-
-    def hiding(self, mask: Tensor | None, rows: slice, number: int, columns: slice, dtype: torch.dtype) -> list[Tensor]:
-        """Return what is added to scores of some of the queries and of some of the keys of a rank, if anything is."""
-        if mask is None:
-            return []
-        own = self.of_mask(mask, rows, number, columns)
-        if own.dtype != torch.bool:
-            return [own.to(dtype)]
-        return [torch.zeros(own.shape, dtype=dtype, device=own.device).masked_fill_(~own, float("-inf"))]
-
-
 class _Blocks(NamedTuple):
     """The shapes of a block of keys and of values, which are sent as one run of memory."""
 
     keys: torch.Size
     values: torch.Size
 
+    @property
+    def numel(self) -> int:
+        return self.keys.numel() + self.values.numel()
+
     def parts(self, block: Tensor) -> tuple[Tensor, Tensor]:
         k, v = block.split([self.keys.numel(), self.values.numel()])
         return k.view(self.keys), v.view(self.values)
 
 
-def around(axis: Axis, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield each rank with its keys and values, this one's first. While a block is used, it is sent on."""
-    shapes, block = _Blocks(k.shape, v.shape), None
+def around(plan: Places, k: Tensor, v: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor] | None]]:
+    """Yield each rank around the ring, this one first, with its keys and values. While they are used, they are sent on.
+
+    None: they do not come so far, as no rank from here on sees them.
+    """
+    axis, shapes, block = plan.axis, _Blocks(k.shape, v.shape), None
     for step in range(axis.size):
-        arriving = None
-        if step + 1 < axis.size:
-            arriving = start_shift(torch.cat([k.reshape(-1), v.reshape(-1)]) if block is None else block, axis)
-        yield (axis.rank - step) % axis.size, *((k, v) if block is None else shapes.parts(block))
-        if arriving is not None:
-            block = arriving()
+        number = (axis.rank - step) % axis.size
+        send = receive = None
+        if plan.goes_on(number, step):
+            send = (torch.cat([k.reshape(-1), v.reshape(-1)]) if block is None else block), plan.next
+        if plan.goes_on(number - 1, step):
+            receive = k.new_empty(shapes.numel), plan.previous
+        wait = start_shift(axis, send, receive)
+        yield number, (k, v) if step == 0 else None if block is None else shapes.parts(block)
+        if wait is not None:
+            wait()
+        block = None if receive is None else receive[0]
 
 
 class _Ring(Function):
     @staticmethod
-    def forward(ctx: AutogradContext, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx: AutogradContext, plan: Places, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         attend = kernel_for(q, v, mask)
         found, log_sum = nothing_seen(q, v)
-        for number, keys, values in around(plan.axis, k, v):
+        for number, block in around(plan, k, v):
+            if block is None:
+                continue
+            keys, values = block
             for rows, columns, causal in plan.tiles(plan.queries, number, attend.most_rows):
                 given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
                 hiding = plan.hiding(mask, rows, number, columns, q.dtype)
@@ -210,18 +144,26 @@ class _Ring(Function):
         return None, *(own.to(x.dtype) if is_needed and own is not None else None for x, own, is_needed in gradients)
 
 
-class _Sum:
-    """The gradients of a block: those of the ranks before, which arrive, and this rank's."""
+def _nothing() -> None:
+    """Wait for nothing."""
 
-    def __init__(self, shapes: _Blocks, like: Tensor, arriving: Started | None) -> None:
-        self.shapes, self.like, self.arriving = shapes, like, arriving
+
+class _Sum:
+    """The gradients of a block: those of the ranks before, which arrive, and this rank's.
+
+    `wait`: until they are there.
+    """
+
+    def __init__(
+        self, shapes: _Blocks, like: Tensor, arriving: Tensor | None = None, wait: Callable[[], None] = _nothing
+    ) -> None:
+        self.shapes, self.like, self.arriving, self.wait = shapes, like, arriving, wait
 
     @cached_property
     def block(self) -> Tensor:
-        """The sum so far; waits for what arrives."""
-        if self.arriving is not None:
-            return self.arriving()
-        return self.like.new_zeros(self.shapes.keys.numel() + self.shapes.values.numel())
+        """The sum so far."""
+        self.wait()
+        return self.like.new_zeros(self.shapes.numel) if self.arriving is None else self.arriving
 
     def add(self, columns: slice, of_keys: Tensor, of_values: Tensor) -> None:
         keys, values = self.shapes.parts(self.block)
@@ -233,7 +175,7 @@ class _Gradients:
     """The gradients of a rank's queries and of its mask, and of the blocks that it sees."""
 
     def __init__(
-        self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor, mask: Tensor | None, *,
+        self, plan: Places, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor, mask: Tensor | None, *,
         trains_mask: bool,
     ) -> None:  # fmt: skip
         self.plan, self.q, self.grad, self.result, self.log_sum, self.mask = plan, q, grad, result, log_sum, mask
@@ -249,18 +191,32 @@ class _Gradients:
         plan, axis, shapes = self.plan, self.plan.axis, _Blocks(k.shape, v.shape)
         middle = plan.num_queries // 2
         late, early = plan.queries[middle:], plan.queries[:middle]
-        own, arriving = _Sum(shapes, k.new_empty(0, dtype=wide_dtype(k.dtype)), None), None
-        for number, keys, values in around(axis, k, v):
-            if number == axis.rank:
-                self.add(keys, values, number, late, own)
+        own = _Sum(shapes, k.new_empty(0, dtype=wide_dtype(k.dtype)))
+        arriving, home, wait = None, None, _nothing
+        for step, (number, block) in enumerate(around(plan, k, v)):
+            if step == 0:
+                self.add(k, v, number, late, own)
                 continue
-            total = _Sum(shapes, k, arriving)
-            self.add(keys, values, number, plan.queries, total)
-            arriving = start_shift(total.block, axis) if send else None
-            del keys, values, total
+            gradients = None
+            if block is not None:
+                total = _Sum(shapes, k, arriving, wait)
+                self.add(*block, number, plan.queries, total)
+                gradients = total.block, plan.next if plan.goes_on(number, step) else number
+                del total
+            wait()
+            arriving = k.new_empty(shapes.numel) if send and plan.goes_on(number - 1, step) else None
+            if send:
+                onward = None if arriving is None else (arriving, plan.previous)
+                back = None
+                if plan.reach[axis.rank] == step:
+                    home = k.new_empty(shapes.numel)
+                    back = home, (axis.rank + step) % axis.size
+                wait = start_shift(axis, gradients, onward, back) or _nothing
+            del block, gradients
         self.add(k, v, axis.rank, early, own)
-        if arriving is not None:
-            own.block.add_(arriving())
+        wait()
+        if home is not None:
+            own.block.add_(home)
         return self.queries, *shapes.parts(own.block)
 
     def add(self, keys: Tensor, values: Tensor, number: int, queries: range, total: _Sum) -> None:

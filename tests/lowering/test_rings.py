@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
-from shardwright.lowering.runtime import ring
+from shardwright.lowering.text.emit import emit
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -119,7 +120,7 @@ def stepped(own: Case, plan: Plan) -> Step:
 
 def counted(own: Case, plan: Plan) -> tuple[int, Step]:
     """How often a rank sends something around the ring in a step, and the step."""
-    with mock.patch.object(ring, "start_shift", wraps=ring.start_shift) as shift:
+    with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as shift:
         step = stepped(own, plan)
     return shift.call_count, step
 
@@ -154,3 +155,18 @@ def test_what_is_made_again_sends_no_keys_again() -> None:
     assert [[count for count, _ in ranks] for ranks in found] == [[3, 3], [3, 3], [4, 4]]
     for _, step in (rank for ranks in found for rank in ranks):
         assert_same_step(step, serial_step(own), 1e-11)
+
+
+INNER: Way = ({"x": 2, "cp": 2}, ("context", "ring"))
+"""Each rank of a ring has queries of both halves of the sequence."""
+
+
+def test_a_window_says_which_ranks_see_each_other() -> None:
+    """A query sees itself and four keys before it, of two or four on each rank."""
+    cells = [(WAYS[0], 8, "sees=(1, 0)"), (WAYS[1], 8, "sees=(2, 0)"), (WAYS[1], 16, "sees=(1, 0)"),
+             (WAYS[4], 16, "sees=(1, 0)"), (INNER, 16, "")]  # fmt: skip
+    for way, seq, sees in cells:
+        own = case(cell := Cell(way, 1, "none", (4, 2), 2, seq, torch.float64, "window", 0.0))
+        calls = [line for line in emit(planned(own, cell).graph).splitlines() if "ring=cp" in line]
+        assert len(calls) == 2, cell
+        assert all(f", {sees})" in call if sees else "sees" not in call for call in calls), (calls, cell)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from shardwright.lowering.private_kernels import fused_attention
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.attention import sdpa
 from shardwright.lowering.runtime.partial_attention import plain_backward, plain_forward
-from shardwright.lowering.runtime.ring import Tile, tiles
+from shardwright.lowering.runtime.ring_places import Tile, tiles
 from tests.each import RANDOM_CASES
 from tests.lowering.runs import run_all
 
@@ -37,6 +38,7 @@ class Attention(NamedTuple):
     by_columns: bool = False
     striped: bool = False
     seen: float = 1.0
+    band: tuple[int, int] | None = None
 
     def inputs(self) -> list[Tensor]:
         """The operands; a fourth is a mask that hides keys. It is added to scores if it has a gradient."""
@@ -46,8 +48,26 @@ class Attention(NamedTuple):
         found = [x.mT.contiguous().mT for x in found] if self.by_columns else found
         for i, trains in enumerate(self.trained[3:], 3):
             visible = torch.rand(self.shapes[i], generator=generator, dtype=torch.float64) < self.seen
+            if self.band is not None:
+                first, last = self.band
+                visible &= torch.ones_like(visible).tril(last).triu(first)
             found[i] = found[i].masked_fill(~visible, float("-inf")) if trains else visible
         return found
+
+    def sees(self, world: int) -> tuple[int, int] | None:
+        """How many ranks before and after its own a rank sees keys of, counted in the mask; None: without a band."""
+        if self.band is None:
+            return None
+        mask = torch.ones(self.shapes[0][-2], self.shapes[1][-2], dtype=torch.bool)
+        first, last = self.band
+        by_ranks = mask.tril(min(last, 0) if self.causal else last).triu(first)
+        apart = [
+            own - other
+            for own, rows in enumerate(by_ranks.chunk(world, -2))
+            for other, pairs in enumerate(rows.chunk(world, -1))
+            if pairs.any()
+        ]
+        return max([0, *apart]), max([0, *(-n for n in apart)])
 
 
 def drawn(rng: random.Random, world: int) -> Attention:
@@ -89,7 +109,8 @@ def result_of(case: Attention, inputs: Sequence[Tensor], axis: Axis | None = Non
     cut = [x if axis is None else part(x, axis, striped=case.striped) for x in inputs]
     leaves = [x.clone().requires_grad_(trains) for x, trains in zip(cut, case.trained, strict=True)]
     start = None if axis is None else axis.rank * (1 if case.striped else leaves[0].shape[-2])
-    y = sdpa(case.causal, case.scale, start, *leaves, ring=axis, step=axis.size if axis and case.striped else 1)
+    step, sees = axis.size if axis and case.striped else 1, None if axis is None else case.sees(axis.size)
+    y = sdpa(case.causal, case.scale, start, *leaves, ring=axis, step=step, sees=sees)
     slopes = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).view_as(y) if axis is None else None
     if axis is not None:
         whole = (*y.shape[:-2], axis.size * y.shape[-2], y.shape[-1])
@@ -127,6 +148,59 @@ def test_it_is_attention_of_one_process() -> None:
     assert_as_one_process(
         [(world, drawn(rng, world)) for world, _ in zip(WORLDS * number, range(number), strict=False)]
     )
+
+
+def in_a_band(rng: random.Random, world: int) -> Attention:
+    """Attention in which ranks see keys of some others only, by a mask or as it is causal."""
+    keys, causal, masked = world * rng.randint(2, 5), rng.random() < 0.4, rng.random() < 0.8
+    causal |= not masked
+    first = -keys if not masked else rng.choice([-keys, -rng.randint(0, keys), rng.randint(-3, 3)])
+    last = 0 if not masked else rng.choice([0, 0, rng.randint(-2, 3), keys])
+    queries, trained = keys if rng.random() < 0.7 else world * rng.randint(1, 5), rng.random() < 0.5
+    return Attention(
+        ((2, 4, queries, 8), (2, 2, keys, 8), (2, 2, keys, 8), *[(queries, keys)] * masked), causal, None,
+        rng.choice([torch.float64, torch.float64, torch.float32]), (True, True, True, *[trained] * masked),
+        seen=rng.choice([0.5, 1.0]), band=(first, last),
+    )  # fmt: skip
+
+
+def test_ranks_that_see_few_others_compute_and_send_no_more() -> None:
+    """Also where a query sees no key at all, where gradients end on their way, and of unlike numbers of queries."""
+    rng, number = random.Random(7), RANDOM_CASES or 16
+    worlds = (2, 3, 4, 4)
+    assert_as_one_process(
+        [(world, in_a_band(rng, world)) for world, _ in zip(worlds * number, range(number), strict=False)]
+    )
+
+
+SENT = [
+    ((-16, 16), (3, 3, 3, 3), (6, 6, 6, 6)),
+    ((-16, 0), (1, 2, 3, 0), (1, 3, 5, 3)),
+    ((-5, 0), (1, 2, 2, 0), (1, 3, 4, 2)),
+    ((-4, 0), (1, 1, 1, 0), (1, 2, 2, 1)),
+    ((0, 0), (0, 0, 0, 0), (0, 0, 0, 0)),
+]
+"""A band of 16 queries and keys on 4 ranks, and how many messages each rank sends forward, and backward."""
+
+
+def sent_by(case: Attention) -> tuple[int, int]:
+    axis = Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+    leaves = [part(x, axis, striped=False).requires_grad_(x.is_floating_point()) for x in case.inputs()]
+    numbers = list[int]()
+    with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as batches:
+        y = sdpa(False, None, None, *leaves, ring=axis, sees=case.sees(axis.size))
+        for run in (lambda: None, lambda: y.sum().backward()):
+            run()
+            numbers.append(sum(p.op is dist.isend for call in batches.call_args_list for p in call.args[0]))
+            batches.reset_mock()
+    return numbers[0], numbers[1]
+
+
+def test_keys_and_gradients_go_as_far_as_they_are_seen() -> None:
+    shapes = ((1, 1, 16, 8),) * 3 + ((16, 16),)
+    cases = [Attention(shapes, False, None, torch.float64, (True, True, True, False), band=b) for b, *_ in SENT]
+    jobs = [(4, lambda case=case: sent_by(case)) for case in cases]
+    assert [(own.band, *zip(*by_rank, strict=True)) for own, by_rank in zip(cases, run_all(jobs), strict=True)] == SENT
 
 
 def test_queries_that_are_evenly_spaced_see_the_keys_before_them() -> None:
