@@ -143,7 +143,7 @@ class Topology:
             return edges
         problem = "only relays pass data on" if missing is None else f"no link from {missing[0]} to {missing[1]}"
         way = f" on the way from {src} to {dst}" if via else ""
-        raise self._error("path", f"{problem}{way}; send over links of the topology")
+        raise self._error("path", f"{problem}{way}; send over links of the topology, or synthesize a schedule for it")
 
     def busy_s_per_byte(self, shares: Mapping[Edge, Fraction]) -> Fraction:
         """Return the least seconds in which the links carry these bytes, all at once: the busiest link or resource."""

@@ -40,9 +40,9 @@ TOPOLOGY_HELP = (
         "collectives build ring all_reduce --ranks 8 -o ring.json",
         "collectives synthesize all_gather --topology dgx1 -o best.json",
         "collectives synthesize all_reduce --topology mesh:6x6 --bytes 1G",
-        "collectives check ring.json --topology dgx1",
+        "collectives check best.json --topology dgx1",
         "collectives run ring.json",
-        "collectives show ring.json --topology dgx1 --steps 2",
+        "collectives show best.json --topology dgx1 --steps 2",
         "collectives export ring.json -o ring.xml --in-place",
     )
 )
@@ -109,7 +109,7 @@ def build(
     return _show_verdict(schedule.name, "schedule", verdict, form)
 
 
-@collectives.command(epilog=examples("collectives check ring.json --topology dgx1", "collectives check allreduce.xml"))
+@collectives.command(epilog=examples("collectives check best.json --topology dgx1", "collectives check allreduce.xml"))
 @click.argument("file", type=FILE_PATH)
 @topology_option
 @click.option(
@@ -186,7 +186,7 @@ def synthesize(
     return 0 if schedules else FINDING
 
 
-@collectives.command(epilog=examples("collectives cost ring.json --topology dgx1 --bytes 1M --bytes 1G"))
+@collectives.command(epilog=examples("collectives cost best.json --topology dgx1 --bytes 1M --bytes 1G"))
 @click.argument("file", type=FILE_PATH)
 @topology_option
 @click.option("--bytes", "sizes", multiple=True, default=("1K", "32K", "1M", "32M", "1G"), show_default=True,
@@ -237,8 +237,8 @@ def run(file: Path, sizes: tuple[str, ...], form: str) -> int:
 
 @collectives.command(
     epilog=examples(
-        "collectives show ring.json --topology dgx1 --steps 2",
-        "collectives show ring.json --topology dgx1 --bytes 64M --page ring.html",
+        "collectives show best.json --topology dgx1 --steps 2",
+        "collectives show best.json --topology dgx1 --bytes 64M --page best.html",
     )
 )
 @click.argument("file", type=FILE_PATH)
@@ -424,7 +424,7 @@ def _check_ranks(schedule: Schedule, topology: Topology | None) -> None:
 def _grid(text: str) -> tuple[int, ...]:
     parts = text.split("x")
     if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
-        raise click.UsageError(f"--ranks wants numbers such as 8 or 4x4, got {text!r}.")
+        raise click.UsageError(f"--ranks wants numbers below 100000 such as 8 or 4x4, got {text[:40]!r}.")
     return tuple(map(int, parts))
 
 

@@ -113,7 +113,7 @@ def _judge_rates(schedule: Schedule, topology: Topology) -> tuple[str, ...]:
         try:
             topology.path(transfer.src, transfer.dst, transfer.via)
         except ClusterError as error:
-            raise Refused(_refusal("rate", transfer, transfer.src, f"{transfer}: {error}")) from None
+            raise Refused(_refusal("rate", transfer, transfer.src, str(error))) from None
     seconds = schedule.seconds_per_byte(topology)
     round_s = schedule.collective.unit / topology.unit_rate
     for step, (rounds, busy_s) in enumerate(zip(schedule.rounds, seconds, strict=False)):
