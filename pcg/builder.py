@@ -50,8 +50,10 @@ class GraphBuilder:
         """Give the next nodes this source; `name` is the name that the last of them should have."""
         self._hint, self.source = name, source
 
-    def leaf(self, name: str, op: str, shape: Shape, dtype: str, target: str, grad: bool = False) -> str:
-        return self._append(leaf(self._fresh(name), op, shape, dtype, target, grad=grad, source=Source(target)))
+    def leaf(self, name: str, op: str, shape: Shape, dtype: str, target: str, grad: bool = False,
+             pairs: str = "") -> str:  # fmt: skip
+        source = Source(target)
+        return self._append(leaf(self._fresh(name), op, shape, dtype, target, grad=grad, source=source, pairs=pairs))
 
     def shape(self, name: str) -> Shape:
         return self.types[name].shape

@@ -8,12 +8,13 @@ from functools import lru_cache
 from shardwright.pcg.attrs import Attr, Attrs, get, integer, integers
 from shardwright.pcg.choice import Choice, Choices, axes_along, indivisible, uneven
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.layout import Layout, P, R, check_layouts, format_layouts, in_chunks
+from shardwright.pcg.factors import Shape
+from shardwright.pcg.layout import Layout, Layouts, P, R, check_layouts, format_layouts, in_chunks
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.node import OPAQUE, PADDED_FROM, RECEIVED, Node
+from shardwright.pcg.node import OPAQUE, PADDED_FROM, PAIRS, RECEIVED, Node
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, SEND, applicable, step
-from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
+from shardwright.pcg.types import COMPLEX, ITEM_BYTES, TensorType, is_float
 
 
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
@@ -131,7 +132,22 @@ def _leaf_type(attrs: Attrs, mesh: Mesh, *, stored: bool) -> TensorType:
             f"shape {list(shape)} has padding ({attrs[PADDED_FROM]} in the model), and is stored as "
             f"({format_layouts(layouts, mesh)}), in which parts are not those of torch.chunk; store it along another"
         )
+    if PAIRS in attrs:
+        _check_pairs(get(attrs, PAIRS), shape, dtype, layouts, mesh)
     return TensorType(shape, dtype, layouts, bool(get(attrs, "grad")))
+
+
+def _check_pairs(numbers: object, shape: Shape, dtype: str, layouts: Layouts, mesh: Mesh) -> None:
+    """Raise unless a leaf of complex numbers has both parts of each in its last dimension, which lies whole."""
+    if COMPLEX.get(str(numbers)) != dtype or shape[-1:] != (2,):
+        raise GraphError(
+            f"a leaf of {numbers} is held as pairs of {COMPLEX.get(str(numbers))}, got {dtype}{list(shape)}"
+        )
+    if any(x.is_shard and x.dim == len(shape) - 1 for x in layouts):
+        raise LayoutError(
+            f"complex numbers {list(shape[:-1])} are stored as ({format_layouts(layouts, mesh)}), which cuts real from "
+            "imaginary parts; store them along another dimension, or whole"
+        )
 
 
 def _parallel_type(op: str, attrs: Attrs, operand: TensorType, mesh: Mesh) -> TensorType:

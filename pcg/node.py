@@ -16,6 +16,8 @@ RECEIVED = "received"
 """The operator of a value that a pipeline stage gets from the one before it."""
 PADDED_FROM = "padded_from"
 """The attribute of a parameter that is padded with zeros (`pcg.padding`): the shape that it has in the model."""
+PAIRS = "pairs"
+"""The attribute of a leaf of complex numbers: their dtype in the model. Its last dimension has their two parts."""
 LEAVES = ("input", "parameter", "buffer", "constant", RECEIVED)
 OPAQUE = "opaque"
 FOREIGN = "shardwright.foreign"
@@ -60,6 +62,11 @@ class Node:
         attrs = dict(self.attrs)
         shape = attrs.get(PADDED_FROM, attrs["shape"])
         return shape if isinstance(shape, tuple) else ()
+
+    @property
+    def is_complex(self) -> bool:
+        """Return whether it is a leaf of complex numbers, held as pairs of real ones."""
+        return self.is_leaf and any(key == PAIRS for key, _ in self.attrs)
 
     @property
     def is_parallel(self) -> bool:
@@ -113,15 +120,15 @@ def make_attrs(**attrs: Attr) -> tuple[tuple[str, Attr], ...]:
 
 
 def leaf(name: str, op: str, shape: Shape, dtype: str, target: str, *, grad: bool = False, layouts: Layouts = (),
-         source: Source = Source()) -> Node:  # fmt: skip
+         source: Source = Source(), pairs: str = "") -> Node:  # fmt: skip
     """Return a leaf node.
 
-    `target` is the batch key of an input, the qualified name of a parameter, buffer or constant.
+    `target` is the batch key of an input, the qualified name of a parameter, buffer or constant. `pairs`: the dtype of
+    the complex numbers that it is in the model; "": it is real there too.
     """
-    text = tuple(str(x) for x in layouts)
-    return Node(
-        name, op, (), make_attrs(shape=tuple(shape), dtype=dtype, target=target, grad=grad, layouts=text), (), source
-    )
+    text, also = tuple(str(x) for x in layouts), {PAIRS: pairs} if pairs else {}
+    attrs = make_attrs(shape=tuple(shape), dtype=dtype, target=target, grad=grad, layouts=text, **also)
+    return Node(name, op, (), attrs, (), source)
 
 
 # ---- names of outputs ----

@@ -12,6 +12,8 @@ ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
+COMPLEX = {"complex64": "float32", "complex128": "float64"}
+"""The dtype of real and imaginary parts, by that of complex numbers. Graphs hold the parts alone."""
 _RANK = {name: rank for rank, name in enumerate(ITEM_BYTES)}
 
 

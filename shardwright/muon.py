@@ -42,13 +42,17 @@ class Muon(torch.optim.Muon):
     def __init__(self, params: Iterable[Any], *, parallel: ParallelModule, **options: Any) -> None:
         """`params`: matrices of `parallel`, or groups of them; `options`: as of `torch.optim.Muon`.
 
-        Raises `ShardwrightError` if the model has no plan yet, or a parameter is not one of its own.
+        Raises `ShardwrightError` if the model has no plan yet, a parameter is not one of its own, or it is complex.
         """
         require_plan(parallel, "Muon", ShardwrightError)
         super().__init__(params, **options)
         own = set(parallel.parameters())
         if any(p not in own for group in self.param_groups for p in group["params"]):
             raise ShardwrightError("Muon: a parameter is not one of parallel.parameters(); pass some of these")
+        if any(p.is_complex() for group in self.param_groups for p in group["params"]):
+            raise ShardwrightError(
+                "Muon: a parameter is of complex numbers, and Muon is for real ones; give it to AdamW"
+            )
         ranks = parallel.ranks
         names = tuple(name for name in ranks.mesh.names if name != TIME)
         self._axis = ranks.merged(names) if names else Axis("one", 1, 0)

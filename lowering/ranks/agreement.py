@@ -30,7 +30,7 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     with torch.no_grad():
         for name in names:
             value = values[name].detach()
-            sent = value.to(ranks.device).contiguous()
+            sent = value.to(ranks.device).resolve_conj().contiguous()
             sent = sent.view(torch.uint8) if sent.dtype == torch.bool else sent
             dist.broadcast(sent, src=0)
             value.copy_(sent.view(torch.bool) if value.dtype == torch.bool else sent)
@@ -77,7 +77,7 @@ def digests(values: Sequence[Tensor]) -> list[Tensor]:
 def _numbers(value: Tensor) -> Tensor:
     """Return a tensor's bits as integers, eight bytes at a time where these divide them."""
     flat = value.detach().reshape(-1)
-    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    flat = torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
     size = flat.element_size()
     if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8:  # the reads then depend on the shape alone
         flat = flat.clone()

@@ -52,7 +52,10 @@ class _Unit:
         self.packed = len(self.members) > 1 or _num_bytes(self.members[0]) < LARGE_BYTES
         self.home = self._flat() if self.packed else None
         views = self.home[1] if self.home is not None else []
-        self.at_home = [held.wrap(view) for held, view in zip(self.members, views, strict=bool(views))]
+        self.at_home = [
+            held.wrap(view) if held.shares(view) else None
+            for held, view in zip(self.members, views, strict=bool(views))
+        ]
         self.reset()
 
     def reset(self) -> None:

@@ -30,7 +30,7 @@ def clip_gradients(
     """
     held = [h for h in parameters if h.outside.grad is not None]
     gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
-    dtype = reduce(torch.promote_types, (h.outside.dtype for h in parameters), torch.float32)
+    dtype = reduce(torch.promote_types, (h.inside.dtype for h in parameters), torch.float32)
     with waiting("clipping", ranks.timeout_s):
         total = _global_norm(held, gradients, norm_type, ranks).to(dtype)
         if error_if_nonfinite and not total.isfinite():

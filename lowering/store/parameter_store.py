@@ -30,8 +30,10 @@ from shardwright.lowering.store.sources import Source, own_part
 from shardwright.lowering.store.storage import (
     Held,
     Hold,
+    as_real,
     hold_buffer,
     hold_parameter,
+    real_shape,
     refuse_replaced,
     refuse_thawed,
     slices,
@@ -49,7 +51,7 @@ class Place:
     """The way in which a graph reads a parameter or buffer: its layout on each axis of devices, and the stages.
 
     `shape`: the model's; `padded`: the one with padding, in which it is stored. `trained`: whether the graph computes a
-    gradient of it.
+    gradient of it. `is_complex`: whether it has complex numbers, whose pairs are the last dimension of both shapes.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +59,7 @@ class Place:
     layouts: Layouts
     stages: tuple[int, ...]
     trained: bool
+    is_complex: bool = False
 
 
 def places(graph: Graph, stages: Stages) -> dict[str, Place]:
@@ -72,7 +75,7 @@ def places(graph: Graph, stages: Stages) -> dict[str, Place]:
             name, kind = str(node.attr("target")), graph.types[node.name]
             on_devices = tuple(x for axis, x in zip(graph.mesh.names, kind.layouts, strict=True) if axis != TIME)
             stages_of = tuple(sorted(readers.get(name, ())))
-            place_of[name] = Place(node.unpadded, kind.shape, on_devices, stages_of, kind.grad)
+            place_of[name] = Place(node.unpadded, kind.shape, on_devices, stages_of, kind.grad, node.is_complex)
     return place_of
 
 
@@ -120,13 +123,13 @@ class ParameterStore:
         source = self._given()
         for names in names_by_first(source.buffers).values():
             value = source.buffers[names[0]]
-            self.held.update(dict.fromkeys(names, Held(names, (), value, value)))
+            self.held.update(dict.fromkeys(names, Held(names, (), value, as_real(value))))
         for names in names_by_first(source.parameters).values():
             value = source.parameters[names[0]]
             mesh = init_device_mesh(value.device.type, (dist.get_world_size(),))
             whole = DTensor.from_local(value.detach(), mesh, [Replicate()], run_check=False)
             outside = nn.Parameter(whole, requires_grad=value.requires_grad)
-            self.held.update(dict.fromkeys(names, Held(names, (), outside, value.detach())))
+            self.held.update(dict.fromkeys(names, Held(names, (), outside, as_real(value.detach()))))
         self._settle()
 
     def tell_source(self) -> None:
@@ -287,13 +290,16 @@ def _layouts(read: Iterable[Place], mesh: Mesh) -> Layouts:
 
 def _padded(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], value: Tensor) -> tuple[int, ...]:
     """Return the shape in which a tensor of these names is stored; one that nothing reads has no padding."""
-    return next((shapes[name] for name in names if name in shapes), tuple(value.shape))
+    return next((shapes[name] for name in names if name in shapes), real_shape(value))
 
 
 def _check_shape(name: str, place: Place, value: Tensor | None, *, elsewhere: bool = False) -> None:
     if value is None and not elsewhere:
         raise PlanError(f"the plan has a parameter or buffer {name!r} that the model does not; plan for this model")
-    if value is not None and tuple(value.shape) != tuple(place.shape):
+    if value is not None and real_shape(value) != tuple(place.shape):
         raise PlanError(
-            f"{name}: the plan has shape {list(place.shape)}, the model {list(value.shape)}; plan for this model"
+            f"{name}: the plan has shape {list(place.shape)}, the model {list(real_shape(value))}; plan for this model"
         )
+    if value is not None and value.is_complex() != place.is_complex:
+        plan, model = ("complex", "real") if place.is_complex else ("real", "complex")
+        raise PlanError(f"{name}: the plan has {plan} numbers, the model {model} ones; plan for this model")

@@ -78,12 +78,35 @@ def whole_state(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def real_shape(value: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor in a graph, which has complex numbers as pairs of real ones."""
+    return (*value.shape, 2) if value.is_complex() else tuple(value.shape)
+
+
+def as_real(value: Tensor) -> Tensor:
+    """Return a tensor as a graph has it, on the same memory: of complex numbers, their pairs of real ones."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+
+def as_complex(pairs: Tensor) -> Tensor:
+    """Return pairs of real numbers as complex ones; on the same memory, if each pair lies as one number in it."""
+    if not lies_in_pairs(pairs):
+        pairs = pairs.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(pairs)
+
+
+def lies_in_pairs(x: Tensor) -> bool:
+    """Return whether pairs of real numbers lie in memory as complex numbers do."""
+    return x.stride(-1) == 1 and not any(steps % 2 for steps in (*x.stride()[:-1], x.storage_offset()))
+
+
 @dataclass
 class Held:
     """A parameter or buffer: users and optimizers see `outside`, the program reads `inside`.
 
     A parameter's `outside` is a DTensor, and `inside` is a leaf on its local storage. A replicated buffer's are the
-    same plain tensor; a sharded buffer's are a DTensor and its local part. `slices` lead from the whole value to this
+    same plain tensor; a sharded buffer's are a DTensor and its local part. Complex numbers `outside` are pairs of real
+    ones `inside`, in a last dimension. `slices` lead from the whole value to this
     rank's part. `padded` is the logical shape of `inside`; where it is longer than that of `outside`, the padding is
     zeros at the end of `inside`, of which `outside` has the rest. `counts` is False if an earlier pipeline stage has it
     too, whose copy counts in norms.
@@ -104,10 +127,15 @@ class Held:
     def name(self) -> str:
         return self.names[0]
 
+    @property
+    def is_complex(self) -> bool:
+        return self.outside.is_complex()
+
     def load(self, value: Tensor) -> None:
         """Copy a logical tensor, or a DTensor of any layout on the same ranks, into the local storage."""
+        part = part_of(whole_state(value), self.slices)
         with torch.no_grad():
-            self.trimmed(self.inside.detach()).copy_(part_of(whole_state(value), self.slices))
+            self.trimmed(self.inside.detach()).copy_(as_real(part.to(self.outside.dtype) if self.is_complex else part))
 
     def own_leaf(self) -> Held:
         """Return the same parameter with a new leaf for autograd on the same memory."""
@@ -117,11 +145,19 @@ class Held:
         """Return a part of the shape of `inside` without its padding."""
         return _beginning(part, private.unwrap(self.outside).shape) if self.padded != self.outside.shape else part
 
+    def shown(self, part: Tensor) -> Tensor:
+        """Return a part of the shape of `inside` as users see it: without padding, complex where the model is."""
+        return as_complex(self.trimmed(part)) if self.is_complex else self.trimmed(part)
+
+    def shares(self, part: Tensor) -> bool:
+        """Return whether `shown` is on the memory of the part."""
+        return not self.is_complex or lies_in_pairs(self.trimmed(part))
+
     def wrap(self, part: Tensor) -> Tensor:
         """Return a part of the shape of `inside` as a DTensor with the parameter's layout, without its padding."""
         if part.shape != self.inside.shape:
             raise AssertionError(f"{self.name}: a part {list(part.shape)}, expected {list(self.inside.shape)}")
-        return private.wrap(self.trimmed(part), private.spec_of(self.outside))
+        return private.wrap(self.shown(part), private.spec_of(self.outside))
 
     def accept_gradient(self, part: Tensor, wrapped: Tensor | None = None) -> None:
         """Add this rank's part of the gradient to `outside.grad`; `wrapped`, if given, is the same as a DTensor.
@@ -135,7 +171,7 @@ class Held:
         if self.outside.grad is None:
             self.outside.grad = self.wrap(part) if wrapped is None else wrapped
         else:
-            private.unwrap(self.outside.grad).add_(self.trimmed(part) if wrapped is None else private.unwrap(wrapped))
+            private.unwrap(self.outside.grad).add_(self.shown(part) if wrapped is None else private.unwrap(wrapped))
         for hook in private.accumulated_hooks(self.outside):
             hook(self.outside)
 
@@ -163,12 +199,13 @@ def hold_parameter(
     part: Tensor, like: Tensor, padded: tuple[int, ...], names: tuple[str, ...], layouts: Layouts, ranks: Ranks
 ) -> Held:
     """Make a parameter like another tensor, of which this rank has a part, in memory for the `padded` shape."""
-    memory = part
-    if padded != tuple(like.shape):
+    memory = part = as_real(part)
+    if padded != real_shape(like):
         memory = part.new_zeros(local_shape(padded, layouts, ranks.mesh.sizes))
         part = _beginning(memory, part.shape).copy_(part)
-    outside = private.wrap_parameter(part, _spec(like, layouts, ranks), requires_grad=like.requires_grad)
-    inside = memory if memory is not part else private.unwrap(outside)
+    own = torch.view_as_complex(part) if like.is_complex() else part
+    outside = private.wrap_parameter(own, _spec(like, layouts, ranks), requires_grad=like.requires_grad)
+    inside = memory if memory is not part else as_real(private.unwrap(outside))
     inside = inside.detach().requires_grad_(like.requires_grad)
     return Held(names, layouts, outside, inside, slices(padded, layouts, ranks), padded)
 
@@ -183,8 +220,9 @@ def hold_buffer(
 ) -> Held:
     """Make a buffer: a plain tensor if it is replicated, a DTensor if it is sharded."""
     is_sharded = any(layout.is_shard for layout in layouts)
+    part = part.resolve_conj()
     outside = private.wrap(part, _spec(like, layouts, ranks)) if is_sharded else part
-    return Held(names, layouts, outside, part, slices(padded, layouts, ranks), padded)
+    return Held(names, layouts, outside, as_real(part), slices(padded, layouts, ranks), padded)
 
 
 Hold = Callable[[Tensor, Tensor, tuple[int, ...], tuple[str, ...], Layouts, Ranks], Held]

@@ -32,6 +32,7 @@ from shardwright.lowering.runtime.entry import Entry
 from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.sources import ModelValues
+from shardwright.lowering.store.storage import Held, as_real
 from shardwright.lowering.text.program import PROGRAM_NAME, Program, compile_source
 from shardwright.lowering.trial.tape import Tape
 from shardwright.pcg.errors import DistributedError, PlanError
@@ -179,7 +180,9 @@ def hollow_model(graph: Graph) -> nn.Module:
 def _leaves(graph: Graph, op: str) -> Iterator[tuple[str, Tensor]]:
     for node in graph.leaves(op):
         kind = graph.types[node.name]
-        yield str(node.attr("target")), _empty(kind.shape, kind.dtype).requires_grad_(kind.grad)
+        value = _empty(kind.shape, kind.dtype)
+        value = torch.view_as_complex(value) if node.is_complex else value
+        yield str(node.attr("target")), value.requires_grad_(kind.grad)
 
 
 def _empty(shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -224,12 +227,18 @@ def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
             continue
         held, kind = entry.held(leaf.name), graph.types[leaf.name]
         shape = kind.local_shape(graph.mesh)
-        values = {"parameter": (held.inside, shape), "gradient": (held.outside.grad, held.trimmed(held.inside).shape)}
+        values = {"parameter": (held.inside, shape), "gradient": (_gradient(held), held.trimmed(held.inside).shape)}
         for what, (value, own) in values.items():
             expected = f"torch.{kind.dtype}{list(own)}"
             for local in _locals([value]):
                 if (got := f"{local.dtype}{list(local.shape)}") != expected:
                     yield f"{what} of {held.name}: expected {expected}, got {got}"
+
+
+def _gradient(held: Held) -> Tensor | None:
+    """Return this rank's part of a parameter's gradient, as graphs have it."""
+    gradient = held.outside.grad
+    return None if gradient is None else as_real(private.unwrap(gradient))
 
 
 # ---- checks of values against the program's comments ----

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.random.exact import num_draws, step_draws
 from shardwright.lowering.store.foreign import ForeignCalls, ForeignParts
-from shardwright.lowering.store.storage import by_block
+from shardwright.lowering.store.storage import as_real, by_block
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.program import compile_source
 from shardwright.lowering.trial.putback import random_states
@@ -34,8 +34,8 @@ class Trial:
     """The results of a step.
 
     losses      of the first forward and of the second
-    gradients   by the first name of each parameter that has one
-    buffers     afterwards, by all of their names
+    gradients   by the first name of each parameter that has one; of complex numbers as pairs of real ones
+    buffers     afterwards, by all of their names, of complex numbers likewise
     moved       parameters that forward itself has changed
     random      digests of the states of generators afterwards, by the generator's name
     """
@@ -79,11 +79,11 @@ def eager_step(
     for parameter in model.parameters():
         parameter.grad = None
     first = forward(backward=True)
-    gradients = {name: _dense(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: as_real(_dense(p.grad)) for name, p in model.named_parameters() if p.grad is not None}
     for parameter in model.parameters():
         parameter.grad = None
     losses = _number(first), _number(forward())
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers(remove_duplicate=False)}
+    buffers = {name: as_real(b.detach()).clone() for name, b in model.named_buffers(remove_duplicate=False)}
     moved = tuple(name for name, p in model.named_parameters() if name in before and not _equal(p, before[name]))
     return Trial(losses, gradients, buffers, moved, random_states())
 
@@ -136,7 +136,7 @@ def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, .
     leaves, tied = dict[str, Tensor](), dict[str, tuple[str, ...]]()
     for names in names_by_first(own).values():
         value = own[names[0]]
-        leaves.update(dict.fromkeys(names, value.detach().requires_grad_(value.requires_grad)))
+        leaves.update(dict.fromkeys(names, as_real(value.detach()).requires_grad_(value.requires_grad)))
         tied.update(dict.fromkeys(names, names))
     return leaves, tied
 

@@ -32,10 +32,10 @@ from shardwright.pcg.aten import (
     reductions,
     structure,
 )
-from shardwright.pcg.aten.complexes import PARTS, Pair, Value
+from shardwright.pcg.aten.complexes import Pair, Value
 from shardwright.pcg.aten.lift import find_handler, lift
 from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Ref, dtype_name
 
 TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, images, attention, losses)
 
-__all__ = ["HANDLERS", "IGNORED", "PARTS", "TOPICS", "Pair", "Ref", "Value", "dtype_name", "find_handler", "lift"]
+__all__ = ["HANDLERS", "IGNORED", "TOPICS", "Pair", "Ref", "Value", "dtype_name", "find_handler", "lift"]

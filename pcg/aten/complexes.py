@@ -22,10 +22,7 @@ from shardwright.pcg.aten.registry import HANDLERS, Handler, Ref, cast, dimensio
 from shardwright.pcg.aten.structure import reshape, select
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.types import is_float
-
-PARTS = {"complex64": "float32", "complex128": "float64"}
-"""The dtype of the parts, by that of complex numbers."""
+from shardwright.pcg.types import COMPLEX, is_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ def _parts(b: GraphBuilder, handler: Handler, args: Sequence[Any], kwargs: Mappi
             return type(value)(given(v, imag=imag) for v in value)
         if isinstance(value, Ref) and imag and is_float(b.types[value].dtype):
             return Ref(pair_of(b, value).imag)
-        return PARTS.get(dtype_name(value), value)
+        return COMPLEX.get(dtype_name(value), value)
 
     real, imag = (
         handler(b, *given(list(args), imag=imag), **{k: given(v, imag=imag) for k, v in kwargs.items()})
@@ -160,20 +157,21 @@ def _polar(b: GraphBuilder, size: str, angle: str) -> Pair:
 
 def _to_copy(b: GraphBuilder, x: Any, *, dtype: Any = None) -> Value:
     """Cast to complex numbers, or to complex numbers of another width."""
-    part = PARTS.get(dtype_name(dtype)) if dtype is not None else None
+    part = COMPLEX.get(dtype_name(dtype)) if dtype is not None else None
     if dtype is not None and part is None:
         raise GraphError(f"it drops imaginary parts in a cast to {dtype_name(dtype)}; take x.real")
     x = pair_of(b, x)
     return Pair(cast(b, x.real, part), cast(b, x.imag, part))
 
 
-def _packed(b: GraphBuilder, x: Pair) -> str:
+def packed(b: GraphBuilder, x: Pair) -> str:
     """Return both parts in a last dimension."""
     parts = (reshape(b, part, (*b.shape(part), 1)) for part in (x.real, x.imag))
     return b.op("concat", *parts, dim=len(b.shape(x.real)))
 
 
-def _unpacked(b: GraphBuilder, x: str) -> Pair:
+def unpacked(b: GraphBuilder, x: str) -> Pair:
+    """Return the parts in a last dimension as a pair."""
     return Pair(*(select(b, x, -1, part) for part in (0, 1)))
 
 
@@ -181,24 +179,24 @@ def _fft_r2c(b: GraphBuilder, x: str, dims: Sequence[int], norm: int, onesided: 
     dims = dimensions(b, x, dims)
     if not onesided:
         return _fft_c2c(b, pair_of(b, x), dims, norm, True)
-    return _unpacked(b, b.op("rfft", x, dims=dims, norm=norm))
+    return unpacked(b, b.op("rfft", x, dims=dims, norm=norm))
 
 
 def _fft_c2c(b: GraphBuilder, x: Any, dims: Sequence[int], norm: int, forward: bool) -> Pair:
     x = pair_of(b, x)
     dims = dimensions(b, x.real, dims)
-    return _unpacked(b, b.op("fft", _packed(b, x), dims=dims, norm=norm, forward=forward)) if dims else x
+    return unpacked(b, b.op("fft", packed(b, x), dims=dims, norm=norm, forward=forward)) if dims else x
 
 
 def _fft_c2r(b: GraphBuilder, x: Any, dims: Sequence[int], norm: int, last: int) -> str:
     x = pair_of(b, x)
     dims = dimensions(b, x.real, dims)
-    return b.op("irfft", _packed(b, x), dims=dims, norm=norm, last=last)
+    return b.op("irfft", packed(b, x), dims=dims, norm=norm, last=last)
 
 
 def _fill(value: float) -> Handler:
     def handler(b: GraphBuilder, shape: Sequence[int], *, dtype: Any = None) -> Pair:
-        parts = (b.op("full", shape=tuple(shape), value=n, dtype=PARTS[dtype_name(dtype)]) for n in (value, 0.0))
+        parts = (b.op("full", shape=tuple(shape), value=n, dtype=COMPLEX[dtype_name(dtype)]) for n in (value, 0.0))
         return Pair(*parts)
 
     return handler
@@ -210,7 +208,7 @@ def _where(b: GraphBuilder, condition: str, x: Any, y: Any) -> Pair:
     return Pair(b.op("where", condition, x.real, y.real), b.op("where", condition, x.imag, y.imag))
 
 
-_COMPLEX: dict[str, Handler] = {
+_HANDLERS: dict[str, Handler] = {
     "_conj": lambda b, x: Pair(x.real, b.op("neg", x.imag)),
     "_conj_physical": lambda b, x: Pair(x.real, b.op("neg", x.imag)),
     "conj_physical": lambda b, x: Pair(x.real, b.op("neg", x.imag)),
@@ -236,8 +234,8 @@ _COMPLEX: dict[str, Handler] = {
     "resolve_conj": lambda b, x: x,
     "resolve_neg": lambda b, x: x,
     "sub": _add_number("sub"),
-    "view_as_complex": _unpacked,
-    "view_as_real": _packed,
+    "view_as_complex": unpacked,
+    "view_as_real": packed,
     "where": _where,
     "zeros": _fill(0.0),
 }
@@ -248,8 +246,8 @@ def lift_complex(
 ) -> tuple[Value | None, ...]:
     """Append what an operator with complex operands or results computes; refuse what the lists here lack by name."""
     namespace, name, _ = (*target.split("."), "", "")[:3]
-    if namespace == "aten" and name in _COMPLEX:
-        lifted = _COMPLEX[name](b, *args, **kwargs)
+    if namespace == "aten" and name in _HANDLERS:
+        lifted = _HANDLERS[name](b, *args, **kwargs)
     elif namespace == "aten" and name in _BY_PART and (handler := HANDLERS.get(name)) is not None:
         _refuse_mixed(b, name, args, kwargs)
         lifted = _parts(b, handler, args, kwargs)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from shardwright.pcg.aten.complexes import PARTS, Pair, Value, lift_complex
+from shardwright.pcg.aten.complexes import Pair, Value, lift_complex
 from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.node import OPAQUE, may_draw
-from shardwright.pcg.types import ITEM_BYTES, is_float
+from shardwright.pcg.types import COMPLEX, ITEM_BYTES, is_float
 
 ResultType = tuple[tuple[int, ...], str]
 # Where a tensor lies and how it is stored is no part of a graph.
@@ -34,7 +34,7 @@ def lift(
     results, `read` the indices of those that something reads; others may be None. Raises `GraphError` where a row gives
     another shape, and for complex numbers in operators that have no rows.
     """
-    if any(dtype in PARTS for _, dtype in filter(None, types)) or _has_pairs((args, kwargs)):
+    if any(dtype in COMPLEX for _, dtype in filter(None, types)) or _has_pairs((args, kwargs)):
         given = {key: value for key, value in kwargs.items() if key not in _PLACEMENT}
         return tuple(
             name if name is None or kind is None else _checked_parts(b, name, kind)
@@ -60,10 +60,10 @@ def _has_pairs(value: object) -> bool:
 
 def _checked_parts(b: GraphBuilder, value: Value, kind: ResultType) -> Value:
     shape, dtype = kind
-    if isinstance(value, Pair) != (dtype in PARTS):
+    if isinstance(value, Pair) != (dtype in COMPLEX):
         raise GraphError(f"expected {dtype}, its row gives {'complex' if isinstance(value, Pair) else 'real'} numbers")
     if isinstance(value, Pair):
-        return Pair(*(_checked(b, part, (shape, PARTS[dtype])) for part in (value.real, value.imag)))
+        return Pair(*(_checked(b, part, (shape, COMPLEX[dtype])) for part in (value.real, value.imag)))
     return _checked(b, value, kind)
 
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from shardwright.pcg.aten import IGNORED, Pair, Ref, dtype_name, lift
+from shardwright.pcg.aten.complexes import packed, unpacked
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.exporting import is_library, line_of
 from shardwright.pcg.capture.regions import Regions
@@ -27,6 +28,7 @@ from shardwright.pcg.foreign import parsed
 from shardwright.pcg.graph import OPAQUE, Graph, Source
 from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.rows.declared import ROW_BY_ROW
+from shardwright.pcg.types import COMPLEX
 
 LOSS = "loss"
 
@@ -120,7 +122,7 @@ class Importer:
         first = {id(parameters[names[0]]): names[0] for names in tied_names(self.model).values()}
         buffers = dict(self.model.named_buffers(remove_duplicate=False))
         keys = iter(self.keys)
-        made: dict[tuple[str, str], str] = {}
+        made, pairs = dict[tuple[str, str], str](), dict[tuple[str, str], Pair]()
         kinds = {spec.arg.name: spec for spec in signature.input_specs}
         for node in self.exported.graph.nodes:
             if node.op != "placeholder":
@@ -148,7 +150,9 @@ class Importer:
                 target = _constant_name(target, constant)
                 self.constants[target] = constant
             if value.is_complex():
-                self.values[node] = self._complex_leaf(node, kind, target)
+                if (kind, target) not in pairs:
+                    pairs[kind, target] = self._complex_leaf(node, kind, target, grad=grad)
+                self.values[node] = pairs[kind, target]
                 continue
             if (kind, target) not in made:
                 name = re.sub(r"\W", "_", target)
@@ -157,13 +161,18 @@ class Importer:
                 )
             self.values[node] = made[kind, target]
 
-    def _complex_leaf(self, node: torch.fx.Node, kind: str, target: str) -> Pair:
-        """Return a constant of complex numbers as two of real ones; other tensors of the model are held as they are."""
-        if kind != "constant":
+    def _complex_leaf(self, node: torch.fx.Node, kind: str, target: str, *, grad: bool) -> Pair:
+        """Return a leaf of complex numbers: a constant as two of real ones, others as one of pairs of real ones."""
+        value = node.meta["val"]
+        if kind == "input":
             where = self._where(next(iter(node.users), node))
-            what = f"{kind} {target!r} is of complex numbers"
-            remedy = "hold it as real pairs, and take torch.view_as_complex of it in forward"
+            what = f"input {target!r} is of complex numbers"
+            remedy = "pass torch.view_as_real of it in the batch, and take torch.view_as_complex of it in forward"
             raise CaptureError(f"{where}: {what}; {remedy}").inside(where.module, what)
+        if kind != "constant":
+            numbers, name = dtype_name(value.dtype), re.sub(r"\W", "_", target)
+            pairs = self.builder.leaf(name, kind, (*value.shape, 2), COMPLEX[numbers], target, grad, numbers)
+            return unpacked(self.builder, pairs)
         whole, parts = torch.view_as_real(self.constants.pop(target)), list[str]()
         for part, name in enumerate(("real", "imag")):
             own = f"{target}.{name}"
@@ -242,6 +251,8 @@ class Importer:
     def _foreign(self, operands: Sequence[Ref], call: str) -> tuple[str | None, ...]:
         """Append a call of a foreign part (`pcg.capture.foreign`): one node for each result."""
         b = self.builder
+        if any(isinstance(x, Pair) for x in operands):
+            raise GraphError("it is given complex numbers, or has some as weights; give it torch.view_as_real of them")
         made, results = parsed(call), enumerate(parsed(call).results)
         op, one = ROW_BY_ROW, dict[str, Any](call=call, batched=made.batched)
         if made.way == "whole":
@@ -255,13 +266,17 @@ class Importer:
         kinds = torch.export.graph_signature.OutputKind
         for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
             if spec.kind is kinds.USER_OUTPUT:
-                yield next(self._results), self._argument(value)
+                yield next(self._results), self._real(self._argument(value))
             elif spec.kind is kinds.BUFFER_MUTATION:
-                yield self._target(spec.target), self._argument(value)
+                yield self._target(spec.target), self._real(self._argument(value))
             else:
                 target = self._target(spec.target)
                 where = self._where(value) if isinstance(value, torch.fx.Node) else type(self.model).__name__
                 raise CaptureError(f"{where}: {self._written(target, spec.kind is kinds.PARAMETER_MUTATION)}")
+
+    def _real(self, value: Any) -> Any:
+        """Return a value as a leaf holds it: complex numbers as pairs of real ones."""
+        return packed(self.builder, value) if isinstance(value, Pair) else value
 
     def _written(self, target: str, is_parameter: bool) -> str:
         """Return the error message for a write in place that no program does."""

@@ -81,6 +81,8 @@ class _Origins:
         return self._known[key]
 
     def _found(self, node: Node, dim: int, stretch: Stretch) -> tuple[Padding, ...] | None:
+        if node.is_complex and dim == len(self.graph.types[node.name].shape) - 1:
+            return None
         if node.op == "parameter":
             return (Padding(str(node.attr("target")), dim, stretch),)
         if (row := node.row) is None:

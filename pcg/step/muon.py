@@ -79,7 +79,7 @@ def hidden_matrices(graph: Graph) -> frozenset[str]:
 
     The head is what makes the logits of a cross entropy.
     """
-    kinds = {leaf.name: graph.types[leaf.name] for leaf in graph.leaves("parameter")}
+    kinds = {leaf.name: graph.types[leaf.name] for leaf in graph.leaves("parameter") if not leaf.is_complex}
     matrices = {name for name, kind in kinds.items() if kind.grad and len(kind.shape) == 2}
     tables = {source_of(graph, node.inputs[0]).name for node in graph.nodes if node.op in _TABLES}
     logits = [node.inputs[0] for node in graph.nodes if node.op == "cross_entropy_sum"]

@@ -296,10 +296,10 @@ class _Build:
 
         def domain() -> Domain:
             every = storage_domain(kind, used, self.sizes, self.b.compute, optimizer)
-            return _in_chunks(every, kind.shape, node.unpadded, self.sizes)
+            return _as_seen(every, kind.shape, node, self.sizes)
 
         return self.interner.get(
-            ("storage", self.kinds[node.name], per_axis, allowed, left, node.unpadded, optimizer),
+            ("storage", self.kinds[node.name], per_axis, allowed, left, node.unpadded, node.is_complex, optimizer),
             lambda: _restricted(domain(), allowed, left, node),
         )
 
@@ -467,11 +467,17 @@ def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list
     return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
 
 
-def _in_chunks(domain: Domain, shape: tuple[int, ...], unpadded: tuple[int, ...], sizes: tuple[int, ...]) -> Domain:
-    """Return the ways of storing a parameter in which its padding is where `DTensor` has none."""
-    if shape == unpadded:
+def _as_seen(domain: Domain, shape: tuple[int, ...], node: Node, sizes: tuple[int, ...]) -> Domain:
+    """Return the ways of storing a parameter in which its padding is where `DTensor` has none, and no number is cut."""
+    if shape == node.unpadded and not node.is_complex:
         return domain
-    return _subset(domain, [i for i, state in enumerate(domain.result) if in_chunks(shape, unpadded, state, sizes)])
+    parts = len(shape) - 1 if node.is_complex else None
+    states = [
+        number
+        for number, state in enumerate(domain.result)
+        if in_chunks(shape, node.unpadded, state, sizes) and not any(x.is_shard and x.dim == parts for x in state)
+    ]
+    return _subset(domain, states)
 
 
 def _restricted(

@@ -116,7 +116,6 @@ class Refused(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("parameter", r"parameter 'x' is of complex numbers; hold it as real pairs, and take torch.view_as_complex"),
         ("integers", r"joins complex numbers and integers; cast the integers"),
         ("joined", r"joins complex numbers and integers; cast the integers"),
         ("padding", r"pads complex numbers with another value than 0"),

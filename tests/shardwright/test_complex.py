@@ -1,0 +1,130 @@
+"""Complex weights by way of the API: plans, checkpoints, files, models without memory; what is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+import shardwright as sw
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.errors import CaptureError, PlanError
+from tests.complexes import Batch, operator, rotating
+from tests.lowering.runs import whole
+
+ZERO: dict[str, Any] = {"mesh": {"x": 2}, "roles": "zero"}
+OTHERS: dict[str, dict[str, Any]] = {
+    "tensor": {"mesh": {"x": 2}, "roles": "tensor"},
+    "stages": {"stages": 2, "microbatches": 2},
+}
+
+
+def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), 0.05, weight_decay=0.1)
+
+
+def step(module: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    optimizer.zero_grad()
+    if hasattr(module, "forward_backward"):
+        module.forward_backward(**batch)
+    else:
+        module(**batch).backward()
+    optimizer.step()
+
+
+def test_a_run_goes_on_under_other_plans(tmp_path: Path) -> None:
+    model, batch = operator()
+    alone = copy.deepcopy(model)
+    optimizer = optimizer_of(alone)
+    for _ in range(3):
+        step(alone, optimizer, batch)
+
+    def run() -> dict[str, dict[str, Tensor]]:
+        first = sw.compile(copy.deepcopy(model), sw.Cluster.local(2), kwargs=batch, **ZERO)
+        optimizer = optimizer_of(first)
+        for _ in range(2):
+            step(first, optimizer, batch)
+        sw.save(tmp_path, first, optimizer, step=2)
+        states = dict[str, dict[str, Tensor]]()
+        for name, options in {"zero": ZERO, **OTHERS}.items():
+            parallel = sw.compile(copy.deepcopy(model), sw.Cluster.local(2), kwargs=batch, **options)
+            optimizer = optimizer_of(parallel)
+            assert sw.load(tmp_path, parallel, optimizer) == 2
+            step(parallel, optimizer, batch)
+            states[name] = {key: whole(value).detach().clone() for key, value in parallel.state_dict().items()}
+        return states
+
+    one, other = run_ranks(run, 2)
+    for name in one:
+        found = {**one[name], **other[name]}
+        for key, value in alone.state_dict().items():
+            assert found[key].dtype == value.dtype
+            torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-11, msg=f"{name}, {key}")
+
+
+def test_weights_from_files_of_a_model_without_memory_and_back(tmp_path: Path) -> None:
+    model, batch = rotating()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    with sw.fake():
+        hollow, _ = rotating()
+
+    def run() -> dict[str, Tensor]:
+        files = sw.WeightFiles(tmp_path / "model.pt")
+        parallel = sw.compile(hollow, sw.Cluster.local(2), kwargs=batch, weights=files, **ZERO)
+        step(parallel, optimizer_of(parallel), batch)
+        with pytest.raises(sw.ShardwrightError, match="Muon: a parameter is of complex numbers"):
+            sw.Muon([p for p in parallel.parameters() if p.dim() == 2], parallel=parallel)
+        own, _ = rotating()
+        own.load_state_dict(get_model_state_dict(parallel, options=StateDictOptions(full_state_dict=True)))
+        return {key: value.detach().clone() for key, value in own.state_dict().items()}
+
+    step(model, optimizer_of(model), batch)
+    for state in run_ranks(run, 2):
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-11, msg=key)
+
+
+def test_a_batch_of_complex_numbers_is_refused() -> None:
+    class Given(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return z.abs().sum()
+
+    with pytest.raises(CaptureError, match=r"input .z. is of complex numbers; pass torch\.view_as_real"):
+        capture(Given(), {"z": torch.ones(2, dtype=torch.cfloat)})
+
+
+def test_a_foreign_part_with_complex_weights_is_refused() -> None:
+    model, batch = operator()
+    with pytest.raises(CaptureError, match="it is given complex numbers, or has some as weights"):
+        capture(model, batch, foreign={"convs.0": "whole"})
+
+
+def test_a_pin_that_cuts_numbers_is_refused() -> None:
+    model, batch = operator()
+    with pytest.raises(PlanError, match=r"convs\.0\.weight"):
+        sw.plan(model, sw.Cluster.local(2), kwargs=batch, pins=["convs.0.weight=S(3)"], **ZERO)
+
+
+def test_padding_leaves_the_parts_of_numbers_alone() -> None:
+    model, batch = operator()
+    plan = sw.plan(model, sw.Cluster.local(3), kwargs=batch, mesh={"x": 3}, roles="tensor", pad=True)
+    for leaf in plan.graph.leaves("parameter"):
+        if leaf.is_complex:
+            assert plan.graph.types[leaf.name].shape[-1] == 2
+
+
+def test_a_plan_file_has_complex_leaves(tmp_path: Path) -> None:
+    model, batch = operator()
+    plan = sw.plan(model, sw.Cluster.local(2), kwargs=batch, **ZERO)
+    plan.save(tmp_path / "plan.json")
+    again = sw.Plan.load(tmp_path / "plan.json")
+    assert [leaf.attrs for leaf in again.graph.leaves("parameter") if leaf.is_complex] == [
+        leaf.attrs for leaf in plan.graph.leaves("parameter") if leaf.is_complex
+    ]
+    assert sum(leaf.is_complex for leaf in again.graph.leaves("parameter")) == 2
