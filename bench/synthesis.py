@@ -171,7 +171,7 @@ def part_rows() -> Iterator[str]:
         part = part_of_torus(routers=False)
         ring = simulate(_snake(kind), part, GIB).seconds
         for routers in (False, True):
-            one = best(part_of_torus(routers=routers), kind, GIB, 4)
+            one = best(part_of_torus(routers=routers), kind, GIB, 64)
             others = "pass data on" if routers else "are not there"
             times = f"{ring * 1e3:.2f} | {one.found.seconds * 1e3:.2f} | {ring / one.found.seconds:.2f}"
             yield f"| {kind}, the other 32 {others} | {times} | {ring / one.found.bound_s:.2f} | {one.cpu_s:.1f} |"

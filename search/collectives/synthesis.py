@@ -29,7 +29,7 @@ from shardwright.search.collectives.trees import is_joined, two_way
 
 PIECES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of chunks of a unit: more of them fill links better, and take longer to find."""
-TREES = (1, 4, 16, 64, 256, 1024)
+TREES = (1, 4, 16, 64, 256, 1024, 4096)
 MOST_TRANSFERS = 600_000
 SMALL_RANKS = 8
 """The most ranks of which exact schedules are asked for as well."""

@@ -17,16 +17,19 @@ def in_steps(
 ) -> Schedule:
     """Return the schedule of transfers that start at these moments, in seconds.
 
-    A step begins where a transfer reads or replaces what the present one brings, or `shortest_s` after it began.
+    A step begins where a transfer reads or replaces what the present one brings, where its connection has sent in the
+    present one, as no order is kept within a step, or `shortest_s` after it began.
     """
-    transfers, step, began, brought = list[Transfer](), -1, -math.inf, set[tuple[int, int]]()
+    transfers, step, began = list[Transfer](), -1, -math.inf
+    brought, sent = set[tuple[int, int]](), set[Edge]()
     for start, transfer in sorted(started):
-        target = (transfer.dst, transfer.chunk)
+        target, connection = (transfer.dst, transfer.chunk), (transfer.src, transfer.dst)
         waits = (transfer.src, transfer.chunk) in brought or (transfer.op == "copy" and target in brought)
-        if waits or start >= began + 0.999 * shortest_s:
-            step, began, brought = step + 1, start, set()
+        if waits or connection in sent or start >= began + 0.999 * shortest_s:
+            step, began, brought, sent = step + 1, start, set(), set()
         brought.add(target)
-        transfers.append(transfer._replace(step=step))
+        sent.add(connection)
+        transfers.append(Transfer(step, *transfer[1:]))
     return steps_of(name, collective, transfers)
 
 
@@ -67,4 +70,4 @@ def steps_of(
     used = sorted({transfer.step for transfer in kept})
     numbers = {step: number for number, step in enumerate(used)}
     rounds = tuple(lasting[step] for step in used) if lasting is not None else ()
-    return Schedule(name, collective, tuple(t._replace(step=numbers[t.step]) for t in kept), rounds)
+    return Schedule(name, collective, tuple(Transfer(numbers[t.step], *t[1:]) for t in kept), rounds)

@@ -9,8 +9,8 @@ are least used so far.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from shardwright.pcg.collectives.bounds import Hops
@@ -18,7 +18,7 @@ from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.collectives.topology import Edge, Topology, reachable
 from shardwright.pcg.errors import ScheduleError
-from shardwright.search.collectives.timing import retimed
+from shardwright.search.collectives.timing import retimed, steps_of
 
 SHALLOW = 1.0
 """How much more use of a link a tree takes to be one rank less deep."""
@@ -39,15 +39,10 @@ def two_way(topology: Topology, num_trees: int, num_bytes: float) -> Schedule:
     whole = collective("all_reduce", topology.num_ranks, num_trees)
     uses = Counter(frozenset(edge) for _, parents in trees for edge in parents.items())
     apart = max(uses.values(), default=1) / num_trees
-    transfers = [
-        move._replace(step=move.step + int(number * apart), chunk=number)
-        for number, (root, parents) in enumerate(trees)
-        for move in _moves(root, parents)
+    moves = [
+        move for chunk, (root, parents) in enumerate(trees) for move in _moves(root, parents, int(chunk * apart), chunk)
     ]
-    used = sorted({move.step for move in transfers})
-    numbers = dict(zip(used, range(len(used)), strict=True))
-    moves = tuple(move._replace(step=numbers[move.step]) for move in transfers)
-    schedule = Schedule(f"{topology.name} all_reduce, {num_trees} trees", whole, moves)
+    schedule = steps_of(f"{topology.name} all_reduce, {num_trees} trees", whole, moves)
     return retimed(schedule, topology, num_bytes)
 
 
@@ -63,14 +58,20 @@ def packed(topology: Topology, num_trees: int) -> Iterator[tuple[int, Parents]]:
     use that a link would have, then by depth.
     """
     central = _central(topology)
-    busy = defaultdict[Edge, float](float)  # seconds per byte of a tree, on each link
+    pace = {edge: 1 / float(link.rate_bytes_per_s) for edge, link in topology.by_edge.items()}
+    used = dict(pace)  # seconds per byte on each link, if one more tree takes it
     neighbours = _neighbours(topology)
+    both_ways = {
+        (one, other): (*topology.channels[one, other], *topology.channels[other, one])
+        for one, others in neighbours.items()
+        for other in others
+    }
     for number in range(num_trees):
         root = central[number % len(central)]
-        parents = _grown(topology, root, neighbours, busy)
-        for child, parent in parents.items():
-            for edge in (*topology.channels[child, parent], *topology.channels[parent, child]):
-                busy[edge] += 1 / float(topology.by_edge[edge].rate_bytes_per_s)
+        parents = _grown(root, neighbours, both_ways, used, SHALLOW * min(pace.values()))
+        for connection in parents.items():
+            for edge in both_ways[connection]:
+                used[edge] += pace[edge]
         yield root, parents
 
 
@@ -82,16 +83,20 @@ def _neighbours(topology: Topology) -> Mapping[int, list[int]]:
     return neighbours
 
 
-def _grown(topology: Topology, root: int, neighbours: Mapping[int, list[int]], busy: Mapping[Edge, float]) -> Parents:
+def _grown(
+    root: int,
+    neighbours: Mapping[int, list[int]],
+    both_ways: Mapping[Edge, Sequence[Edge]],
+    used: Mapping[Edge, float],
+    step: float,
+) -> Parents:
     parents, depth = dict[int, int](), {root: 0}
     heap = list[tuple[float, int, int, int]]()
-    step = SHALLOW / float(max(link.rate_bytes_per_s for link in topology.links))
 
     def reach(rank: int) -> None:
         for other in neighbours[rank]:
             if other not in depth:
-                edges = (*topology.channels[rank, other], *topology.channels[other, rank])
-                use = max(busy[edge] + 1 / float(topology.by_edge[edge].rate_bytes_per_s) for edge in edges)
+                use = max([used[edge] for edge in both_ways[rank, other]])
                 heapq.heappush(heap, (use + step * depth[rank], depth[rank], rank, other))
 
     reach(root)
@@ -109,8 +114,8 @@ def _central(topology: Topology) -> list[int]:
     return [rank for rank, far in enumerate(farthest) if far == min(farthest)]
 
 
-def _moves(root: int, parents: Parents) -> Iterator[Transfer]:
-    """Yield a tree's transfers for chunk 0: each rank sends its sum up after its children, and copies come back."""
+def _moves(root: int, parents: Parents, first: int, chunk: int) -> Iterator[Transfer]:
+    """Yield a tree's transfers from step `first` on: each rank sends its sum after its children, then copies return."""
     depth = {root: 0}
     for rank in parents:
         for child, parent in pairwise(_line(rank, parents, depth)[::-1]):
@@ -119,8 +124,8 @@ def _moves(root: int, parents: Parents) -> Iterator[Transfer]:
     for rank in sorted(parents, key=depth.__getitem__, reverse=True):
         height[parents[rank]] = max(height[parents[rank]], height[rank] + 1)
     for rank, parent in parents.items():
-        yield Transfer(height[rank], rank, parent, 0, "reduce")
-        yield Transfer(height[root] + depth[rank] - 1, parent, rank, 0)
+        yield Transfer(first + height[rank], rank, parent, chunk, "reduce")
+        yield Transfer(first + height[root] + depth[rank] - 1, parent, rank, chunk)
 
 
 def _line(rank: int, parents: Parents, known: Mapping[int, int]) -> list[int]:

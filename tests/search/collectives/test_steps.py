@@ -80,6 +80,13 @@ def test_a_step_begins_where_something_is_read_or_late() -> None:
     ]
 
 
+def test_steps_keep_the_order_of_each_connection() -> None:
+    whole = collective("broadcast", 3, 2)
+    started = [(0.0, Transfer(0, 0, 1, 1)), (0.1, Transfer(0, 0, 1, 0)), (0.2, Transfer(0, 0, 2, 1))]
+    steps = in_steps("broadcast", whole, [*started, (0.3, Transfer(0, 0, 2, 0))], shortest_s=1.0).steps
+    assert [[(t.dst, t.chunk) for t in step] for step in steps] == [[(1, 1)], [(1, 0), (2, 1)], [(2, 0)]]
+
+
 def test_what_reaches_no_target_is_left_out() -> None:
     whole = collective("gather", 3, root=0)
     started = [(0.0, Transfer(0, 1, 2, 1)), (1.0, Transfer(0, 1, 0, 1)), (2.0, Transfer(0, 2, 0, 2))]
