@@ -61,8 +61,11 @@ class Product(NamedTuple):
     k: int
 
 
-BESIDE: Mapping[int | str, int] = {"mask": 1, "index": 8, "inside": 0}
-"""The memory of its own that an operator keeps, with the bytes for each element of its result; `Row.inside` counts."""
+BESIDE: Mapping[int | str, int] = {"mask": 1, "index": 8, "inside": 0, "log_sum": 0}
+"""The memory of its own that an operator keeps, with the bytes for each element of its result.
+
+`Row.inside` counts; of a log-sum-exp there is one number for each row of the result, in fp32 or wider.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ class Row:
         """Return the bytes of an item of `saves`, if it is kept beside operands and result, computing in that dtype."""
         if item == "inside" and self.inside is not None:
             return ITEM_BYTES[dtype] * self.inside(shapes)
+        if item == "log_sum":
+            return max(ITEM_BYTES["float32"], ITEM_BYTES[dtype]) * float(prod(shapes.local_result[:-1]))
         return BESIDE.get(item, 0) * float(prod(shapes.local_result))
 
     def flops(self, signature: Signature) -> float:

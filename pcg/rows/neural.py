@@ -148,7 +148,7 @@ ROWS = [
         free={"eps": 1e-5}, rounds=True, saves=(0, 1), autocast="wide", flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {offset}, {*})", dtype=first_dtype,
         free={"scale": 0.5}, rounds=True, offset="q", offset_at=(0, -2), spaced=True, travels=(1, 2),
-        saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2, autocast="low",
+        saves=(0, 1, 2, "result", "log_sum"), contraction=True, outside=("e",), passes=2, autocast="low",
         doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
         saves=(0, "index"), flops_per_element=9),

@@ -229,21 +229,18 @@ class Operations:
         """Return the size of the masks and other values that backward needs beside activations.
 
         Dropout keeps its mask. Attention casts a mask of bools to numbers, and keeps these, but casts it by parts where
-        keys travel. The rows of other operators give the size of what they keep inside.
+        keys travel. The rows of operators give the size of what else they keep.
         """
         types, mesh = self.graph.types, self.graph.mesh
-        kind = types[node.name]
-        if not kind.grad:
-            return 0.0
-        if node.op == "sdpa" and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
-            if sends(node.split):
-                return 0.0
-            return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
-        own = [item for item in saved if item in BESIDE]
-        if not own or node.row is None:
+        kind, own = types[node.name], [item for item in saved if item in BESIDE]
+        if not kind.grad or not own or node.row is None:
             return 0.0
         dtype, shapes = self.dtype(types[next(iter(node.inputs))].dtype), self.graph.local_shapes(node)
-        return sum(node.row.beside_bytes(item, shapes, dtype) for item in own)
+        beside = sum(node.row.beside_bytes(item, shapes, dtype) for item in own)
+        if node.op == "sdpa" and not sends(node.split):
+            masks = (types[name] for name in node.inputs[3:])
+            beside += sum(m.local_bytes(mesh) for m in masks if m.dtype == "bool") * ITEM_BYTES[self.dtype(kind.dtype)]
+        return beside
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from shardwright.pcg.graph import Node, make_attrs
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -129,6 +130,20 @@ def test_what_is_kept_for_backward(name: str) -> None:
         assert abs(rest - beside) <= SMALL * moved, (dict(sample.attrs), rest, beside)
         large = {places[place] for place, size in kept.items() if place in places and size > SMALL * moved}
         assert large <= set(row.saves), (dict(sample.attrs), large)
+
+
+@each("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_attention_keeps_the_log_sum_exp_of_each_query(dtype: torch.dtype) -> None:
+    """In fp32 or wider. Torch keeps two numbers of a generator beside it."""
+    shapes, row = ((2, 4, 24, 8), (2, 2, 16, 8), (2, 2, 16, 8)), ROWS["sdpa"]
+    operands, kept = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes], dict[int, int]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(memory(x), x.nbytes), lambda x: x):
+        y = F.scaled_dot_product_attention(*operands, enable_gqa=True)
+    own = {memory(x) for x in (*operands, y)}
+    shapes_of = LocalShapes.whole(row.signature(shapes, {"causal": False, "scale": None}))
+    expected = sum(row.beside_bytes(item, shapes_of, str(dtype).removeprefix("torch.")) for item in row.saves)
+    assert 0 <= sum(size for place, size in kept.items() if place not in own) - expected <= 16
+    assert expected == 2 * 4 * 24 * max(4, dtype.itemsize)
 
 
 def test_what_passes_its_operand_on() -> None:

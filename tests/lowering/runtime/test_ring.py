@@ -20,6 +20,7 @@ from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.attention import sdpa
 from shardwright.lowering.runtime.partial_attention import plain_backward, plain_forward
 from shardwright.lowering.runtime.ring_places import Tile, tiles
+from shardwright.pcg.optable import ROWS, LocalShapes
 from tests.each import RANDOM_CASES
 from tests.lowering.runs import run_all
 
@@ -201,6 +202,26 @@ def test_keys_and_gradients_go_as_far_as_they_are_seen() -> None:
     cases = [Attention(shapes, False, None, torch.float64, (True, True, True, False), band=b) for b, *_ in SENT]
     jobs = [(4, lambda case=case: sent_by(case)) for case in cases]
     assert [(own.band, *zip(*by_rank, strict=True)) for own, by_rank in zip(cases, run_all(jobs), strict=True)] == SENT
+
+
+def kept_beside(dtype: torch.dtype) -> int:
+    """The bytes that a rank keeps for backward beside its operands and its result."""
+    axis = Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+    operands = [torch.randn(2, heads, 6, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+    kept = dict[int, int]()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x.nbytes), lambda x: x
+    ):
+        y = sdpa(True, None, axis.rank * 6, *operands, ring=axis)
+    own = {x.untyped_storage().data_ptr() for x in (*operands, y)}
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def test_a_rank_keeps_a_number_for_each_query_as_the_plan_counts_it() -> None:
+    shapes = LocalShapes.whole(ROWS["sdpa"].signature([(2, 4, 6, 8), *[(2, 2, 6, 8)] * 2], {}))
+    jobs = [(2, lambda own=dtype: kept_beside(own)) for dtype in ERRORS]
+    for dtype, found in zip(ERRORS, run_all(jobs), strict=True):
+        assert found == [ROWS["sdpa"].beside_bytes("log_sum", shapes, str(dtype).removeprefix("torch."))] * 2
 
 
 def test_queries_that_are_evenly_spaced_see_the_keys_before_them() -> None:
