@@ -3,8 +3,7 @@
 A plan's cluster holds the schedules that its collectives run by, and no others. So prices, reports and ranks decide
 alike, from the plan's file alone: whatever is picked among few is what was picked among many.
 
-A step's time takes sums over several axes, and those between stages, as the library's. What schedules save of them is
-not in it.
+A step's time takes sums over several axes as the library's. What schedules save of them is not in it.
 """
 
 from __future__ import annotations
@@ -122,8 +121,7 @@ def _groups_of_stages(plan: Plan) -> Mapping[GroupName, Group]:
     if plan.execution.schedule.num_stages == 1:
         return {}
     stages = cut(plan.graph, plan.execution)
-    alike = {own for own in stages.shared.values() if len({stages.meshes[stage] for stage in own}) == 1}
-    every = {own: group_of_stages(plan.cluster, stages.meshes[own[0]].num_devices, own) for own in sorted(alike)}
+    every = {own: group_of_stages(plan.cluster, stages.meshes, own) for own in sorted(set(stages.shared.values()))}
     return {of_stages(own): group for own, group in every.items() if group is not None}
 
 
@@ -135,7 +133,7 @@ def _between_stages(plan: Plan) -> Iterator[Use]:
         if (group := groups.get(of_stages(holders))) is not None:
             for stage in holders:
                 num_bytes = stages.graph.types[leaf].local_bytes(stages.meshes[stage])
-                yield _use(group, stage, Message("all_reduce", STAGES, num_bytes), 1, is_priced=False)
+                yield _use(group, stage, Message("all_reduce", STAGES, num_bytes), 1)
 
 
 def _of_stage(
@@ -151,7 +149,7 @@ def _of_stage(
             yield _use(group, stage, message, count, load, is_priced=(message.axis,) in groups)
 
 
-def _use(group: Group, stage: int, message: Message, times: int, load: float = 1.0, *, is_priced: bool) -> Use:
+def _use(group: Group, stage: int, message: Message, times: int, load: float = 1.0, *, is_priced: bool = True) -> Use:
     """Return a use of a group. `load`: of the busiest device, over the mean that the message says."""
     name, axis, num_bytes, _ = message
     kind = cast("Collective", name)

@@ -57,13 +57,16 @@ def group_of_all(cluster: Cluster, num_ranks: int) -> Group:
     return Group(Communication(cluster, (num_ranks,)), 0)
 
 
-def group_of_stages(cluster: Cluster, num_devices: int, stages: Sequence[int]) -> Group | None:
-    """Return the groups of ranks at one place of several stages of `num_devices` each, if these are evenly spaced.
+def group_of_stages(cluster: Cluster, meshes: Sequence[Mesh], stages: Sequence[int]) -> Group | None:
+    """Return the groups of ranks at one place of several stages, if these are evenly spaced and have one mesh.
 
     Stages so far apart that the cluster has no room for more such groups count as nearer.
+
+    `meshes`: of all stages; `stages`: those of the group, in order.
     """
     apart = {after - before for before, after in pairwise(stages)}
-    if len(apart) != 1:
+    if len(apart) != 1 or len({meshes[stage] for stage in stages}) != 1:
         return None
+    num_devices = meshes[stages[0]].num_devices
     most = cluster.num_devices // (len(stages) * num_devices)
     return Group(Communication(cluster, (len(stages), min(apart.pop(), most) * num_devices)), 0)

@@ -17,6 +17,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.buffers import stages_bytes
 from shardwright.cost.collectives.groups import between
 from shardwright.cost.collectives.resharding import StageMesh, resharding_s
+from shardwright.cost.collectives.together import group_of_stages
 from shardwright.cost.timeline.chain import Place, chained
 from shardwright.cost.timeline.maker import KnownPieces, Maker
 from shardwright.cost.timeline.segments import SimulatedSegments, StepProgram
@@ -320,14 +321,21 @@ def _between_s(
 
 
 def _sums_s(shared: Sequence[Collection[str]], steps: Sequence[Steps], cluster: Cluster) -> list[float]:
-    """Return each stage's seconds to sum shared parameters' gradients: in a ring, over the outermost stages' links."""
-    found = [0.0] * len(shared)
+    """Return each stage's seconds to sum shared parameters' gradients: as one collective of the stages that hold them.
+
+    Stages that no group joins send each other pieces: priced as a ring over the links of the outermost.
+    """
+    found, meshes = [0.0] * len(shared), [own.graph.mesh for own in steps]
     for leaf, count in Counter(chain.from_iterable(shared)).items():
         own = [stage for stage, held in enumerate(shared) if leaf in held]
         parameter = steps[own[0]].parameters[leaf]
         if count > 1 and parameter.grad:
             kind = steps[own[0]].graph.types[leaf]
-            one_s = _between_s(steps, cluster, kind, kind.layouts, parameter.reduced_bytes, (own[0], own[-1]))
+            if (group := group_of_stages(cluster, meshes, own)) is not None:
+                seconds = group.picks("all_reduce").curve.time_s(parameter.reduced_bytes)
+            else:
+                one_s = _between_s(steps, cluster, kind, kind.layouts, parameter.reduced_bytes, (own[0], own[-1]))
+                seconds = 2 * (count - 1) / count * one_s
             for stage in own:
-                found[stage] += 2 * (count - 1) / count * one_s
+                found[stage] += seconds
     return found

@@ -28,8 +28,7 @@ def scheduled(facts: PlanFacts) -> list[Paragraph]:
     hidden = len(own) - _MOST_ROWS
     notes = [f"and {plural(hidden, 'more row')}, which save less"] if hidden > 0 else []
     if any(not use.is_priced for use in own):
-        where = "over several axes, or between stages"
-        notes.append(f"the step's time counts sums {where}, as {library}'s; what they save comes on top")
+        notes.append(f"the step's time counts sums over several axes as {library}'s; what they save comes on top")
     if clip.schedule is not None:
         notes.append(f"clipping sums over {clip.axis} by {clip.schedule.name}")
     columns = ("what", "axis", ">bytes", ">times", "schedule", ">time", f"{library}'s choice", ">its time", ">saved")

@@ -154,7 +154,7 @@ def test_the_report_says_what_is_gained(plans: Mapping[str, Plan]) -> None:
     assert data["library_step_s"] > data["step_s"]
     assert PlanReport(replace(plans["data"], cluster=TWO_NODES)).data()["schedules"] is None
     along_two = str(PlanReport(plans["two axes"]).paragraphs())
-    assert "counts sums over several axes, or between stages, as gloo's; what they save comes on top" in along_two
+    assert "counts sums over several axes as gloo's; what they save comes on top" in along_two
     nothing = replace(plans["data"], cluster=TWO_NODES.with_schedules(Schedules()))
     words = "none: no schedule fits a group of this plan and is worth running in place of gloo's own"
     assert words in str(PlanReport(nothing).paragraphs())
@@ -223,9 +223,11 @@ def test_stages_and_clipping_sum_by_schedules() -> None:
     torch.manual_seed(0)
     model = Tied().double()
     own = plan(model, far.with_schedules("synthesized"), kwargs=batch, stages=2, microbatches=2)
-    assert [(use.stage, use.axis, use.is_priced) for use in uses(own)] == [(0, "stages", False), (1, "stages", False)]
+    assert [(use.stage, use.axis, use.is_priced) for use in uses(own)] == [(0, "stages", True), (1, "stages", True)]
     names = {use.schedule and use.schedule.name for use in (*uses(own), clipping(own))}
     assert names == {"one-shot all_reduce 2"}
+    saved_s = by_library(own) - own.prediction.step_s
+    assert saved_s == pytest.approx(uses(own)[0].saved_s)  # both stages wait for the same sum
     with mock.patch.object(picked, "uses", return_value=[]):  # what clipping alone runs is held too
         assert with_its_schedules(own).cluster == own.cluster
     clipped = str(PlanReport(own).paragraphs())

@@ -46,10 +46,12 @@ def test_what_is_too_large_has_no_links_made() -> None:
 
 def test_all_ranks_and_places_of_stages() -> None:
     assert of(group_of_all(CLUSTER, 24)).splits == (4, 6)
-    assert group_of_stages(CLUSTER, 4, (0, 1, 4)) is None  # not evenly spaced
+    four = Mesh.of(a=4)
+    assert group_of_stages(CLUSTER, [four] * 5, (0, 1, 4)) is None  # not evenly spaced
+    assert group_of_stages(CLUSTER, [four, Mesh.of(a=2)], (0, 1)) is None  # unlike meshes
     for num_devices, stages, splits in (
         (4, (0, 1), (1, 2)), (4, (0, 5), (1, 2)), (2, (0, 1), (2, 1)), (2, (0, 11), (1, 2)), (4, (1, 3, 5), (1, 3)),
     ):  # fmt: skip
-        group = group_of_stages(CLUSTER, num_devices, stages)
+        group = group_of_stages(CLUSTER, [Mesh.of(a=num_devices)] * 12, stages)
         assert group is not None
         assert of(group).splits == splits, stages

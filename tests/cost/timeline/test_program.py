@@ -418,7 +418,7 @@ def test_stages_compute_what_they_read_and_hold_what_they_share(kind: str, sent:
     assert [stage.state["parameters"] for stage in (first, second)] == [16 * 16 * 4, held * 16 * 16 * 4]
     summed = [[task.seconds for task in stage.end.tasks if task.stream == STAGES] for stage in (first, second)]
     if kind in ("tied", "bias"):
-        gradient_s = Communication(cluster(4), (4,)).send_s(0, 2, 16 * 16 * 4)
+        gradient_s = Communication(cluster(4), (2, 2)).time_s("all_reduce", 0, 16 * 16 * 4)
         assert summed == [[pytest.approx(gradient_s)]] * 2
     else:
         assert summed == [[], []]
