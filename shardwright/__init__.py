@@ -11,7 +11,8 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     programs       a compiled model's programs, one for each shape and mode
     kept           captures, and programs of other shapes, in the cache folder for later runs
     loading        batches of a data set, of which each rank reads its own rows; `buckets`: lengths to pad them to
-    saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors
+    saving         checkpoints of a whole run: `save` and `load`
+    exporting      weights as safetensors; `whole`: in the model itself
     stopping       signals that ask a run to make room
     plans          folders of plans, one for each number of ranks
     muon           `Muon`: each matrix is orthogonalized on one rank

@@ -142,7 +142,7 @@ def _affordable(graph: Graph, model_bytes: int, device: torch.device) -> tuple[f
         graph.types[n.name].num_bytes for n in graph.nodes if not n.is_leaf and is_float(graph.types[n.name].dtype)
     )
     free, most = (
-        MEMORY_SHARE * _free_bytes(device) - 3 * model_bytes,
+        MEMORY_SHARE * free_bytes(device) - 3 * model_bytes,
         MOST_FLOPS["cpu" if device.type == "cpu" else "cuda"],
     )
     if free <= 0:
@@ -152,7 +152,7 @@ def _affordable(graph: Graph, model_bytes: int, device: torch.device) -> tuple[f
     return free / max(made, 1), f"a step of the whole batch takes {size(made)}"
 
 
-def _free_bytes(device: torch.device) -> float:
+def free_bytes(device: torch.device) -> float:
     """Return the free memory of a device; of a host, the rest that kernel and control group leave."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])

@@ -1,4 +1,4 @@
-"""The weights of a compiled model as safetensors files, as other libraries read them."""
+"""The weights of a compiled model as safetensors files, as other libraries read them, or in the model itself."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import waiting
-from shardwright.pcg.arguments import NUMBER, PATH, checked
+from shardwright.pcg.arguments import FLAG, NUMBER, PATH, checked
 from shardwright.pcg.errors import CheckpointError, MachineError
 from shardwright.planned import require_plan
 from shardwright.ranks import from_all_ranks, on_all_ranks
+from shardwright.whole import whole_model
 
 MAX_FILE_BYTES = 5 * 10**9
 INDEX = "model.safetensors.index.json"
@@ -36,11 +37,27 @@ class _File(NamedTuple):
     num_bytes: int
 
 
-@checked(CheckpointError, folder=PATH, max_file_bytes=NUMBER)
+@overload
 def export(
     parallel: ParallelModule, folder: str | os.PathLike[str], *, max_file_bytes: int = MAX_FILE_BYTES
-) -> dict[str, str]:
-    """Write the weights and buffers as whole tensors, under the model's own names. Every rank calls it.
+) -> dict[str, str]: ...
+
+
+@overload
+def export(parallel: ParallelModule, *, everywhere: bool = False) -> nn.Module | None: ...
+
+
+@checked(CheckpointError, folder=PATH, max_file_bytes=NUMBER, everywhere=FLAG)
+def export(
+    parallel: ParallelModule, folder: str | os.PathLike[str] | None = None, *, max_file_bytes: int = MAX_FILE_BYTES,
+    everywhere: bool = False,
+) -> dict[str, str] | nn.Module | None:  # fmt: skip
+    """Write the weights and buffers as whole tensors, under the model's own names, or return the model with them.
+
+    Every rank calls it. Without a folder it returns a copy of the model that was compiled, of its own class, with the
+    weights and buffers that `parallel` has: on rank 0, or on every rank. Tied tensors are tied, tensors lie on the
+    devices of the model's own, and what else the model holds is copied as it is. `save_pretrained` and `generate` of
+    transformers work on it.
 
     The folder gets `model.safetensors`, or several files and their index `model.safetensors.index.json`, as
     `from_pretrained` of transformers, `compile(weights=folder)` and other tools read them; the configuration is the
@@ -49,17 +66,21 @@ def export(
 
     Args:
         parallel: the compiled model, with a plan.
-        folder: files of these names are replaced, once all are written.
+        folder: files of these names are replaced, once all are written. None: the model is returned.
         max_file_bytes: the most bytes of tensors in a file, unless one tensor has more.
+        everywhere: without a folder: whether every rank gets a model, and not rank 0 alone.
 
     Returns:
-        The file of each tensor, by name.
+        The file of each tensor, by name; without a folder the model, or None on other ranks than 0.
 
     Raises:
         CheckpointError: the model has no plan yet, or a file cannot be written; then an earlier export is as it was,
-            and files that end in `.partial` may be left.
+            and files that end in `.partial` may be left. Without a folder: the whole model does not fit, it is gone or
+            cannot be copied.
     """
     require_plan(parallel, "export", CheckpointError)
+    if folder is None:
+        return whole_model(parallel, everywhere=everywhere)
     target, ranks = Path(folder), parallel.ranks
     with waiting("export", ranks.timeout_s), torch.no_grad():
         own = dict(_first_names(parallel))

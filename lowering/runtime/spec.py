@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.lowering.ranks.picked import ByGroup
 from shardwright.lowering.ranks.waits import TIMEOUT_S
@@ -55,11 +55,13 @@ class Maker(NamedTuple):
     """The maker of a module's programs: for steps in the module's mode, and for what the model returns in eval mode.
 
     predicted   the predicted seconds of a training step with each of these batches, for which no program is made
+    model       the user's model, or None where nothing holds it any more
     """
 
     for_batch: Make
     for_evaluation: Make
     predicted: Callable[[Sequence[Mapping[str, Any]]], list[float]]
+    model: Callable[[], nn.Module | None]
 
 
 class Key(NamedTuple):

@@ -467,9 +467,9 @@ def test_rows_that_stand_for_no_batch_are_said(rows: int, message: str) -> None:
 
 
 def test_what_does_not_fit_is_not_compared(model: Model, captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_free_bytes", lambda device: 2 * 6000.0)
+    monkeypatch.setattr(checking, "free_bytes", lambda device: 2 * 6000.0)
     assert str(check_capture(model, captured, (), BATCH)).startswith("equal to an eager step on ")
-    monkeypatch.setattr(checking, "_free_bytes", lambda device: 100.0)
+    monkeypatch.setattr(checking, "free_bytes", lambda device: 100.0)
     text = str(check_capture(model, captured, (), BATCH))
     assert text == "not checked: it takes 2.22 kB beside the model, more than half of what is free"
 
