@@ -46,6 +46,8 @@ def unbalanced(graph: Graph) -> Iterator[Part]:
         for axis, choice in enumerate(node.split):
             if not isinstance(choice, Ring) or choice.blocks > 1 or not dict(node.attrs).get("causal"):
                 continue
+            if graph.mesh.sizes[axis] == 1:
+                continue
             if node.name not in known[axis]:
                 queries = next(f.size for f in graph.signature(node).factors if f.name == choice.queries)
                 part = Part(axis, queries // graph.mesh.sizes[axis], _sharded_with(graph, axis, node.name))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -14,12 +16,15 @@ from torch.nn import functional as F
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
+from shardwright.lowering.runtime.spec import check_stages
 from shardwright.lowering.text.emit import emit
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
-from tests.each import RANDOM_CASES
+from tests.each import RANDOM_CASES, each
+from tests.lowering.pipelines import evenly, in_one_process, in_stages, worst_error
+from tests.lowering.rounding import allowed, error
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, run_all, serial_step
 from tests.lowering.test_sequence import Way, in_fp64, splits
 
@@ -170,3 +175,31 @@ def test_a_window_says_which_ranks_see_each_other() -> None:
         calls = [line for line in emit(planned(own, cell).graph).splitlines() if "ring=cp" in line]
         assert len(calls) == 2, cell
         assert all(f", {sees})" in call if sees else "sees" not in call for call in calls), (calls, cell)
+
+
+@each("kind", KINDS)
+def test_rings_in_stages(kind: str) -> None:
+    """Each stage has a ring for each of two microbatches; masks are made where they are read, or sent there."""
+    own = case(cell := Cell(WAYS[0], 2, "none", (4, 2), 4, 8, torch.float64, kind, 0.3))
+    graph = planned(own, cell).graph
+    assert all(any(choice.startswith("q@k") for choice in split) for split in splits(graph))
+    run = evenly(graph, 2, "zero-bubble" if kind == "bias" else "1f1b")
+    check_stages(graph, run, None)
+    assert worst_error(in_stages(own, [(graph, run)])[0], in_one_process(own)) < 1e-11
+
+
+def test_steps_in_bfloat16_are_as_near_to_the_exact_step_as_one_process() -> None:
+    cells = [Cell(way, 1, "full", (4, 2), 2, 16, torch.bfloat16, kind, 0.0)
+             for way, kind in zip(cycle(WAYS[:4]), KINDS, strict=False)]  # fmt: skip
+    cases = [case(cell) for cell in cells]
+    plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
+    runs = zip(cases, plans, strict=True)
+    jobs = [(plan.graph.mesh.num_devices, partial(stepped, own, plan)) for own, plan in runs]
+    for own, cell, steps in zip(cases, cells, run_all(jobs), strict=True):
+        with in_fp64():
+            exact = serial_step(Case(copy.deepcopy(own.model).double(), own.batch, own.captured))
+        most = allowed(error(serial_step(own), exact), None)
+        for step in steps:
+            off = error(step, exact)
+            assert off.loss <= most.loss, (cell, off, most)
+            assert off.gradients <= most.gradients, (cell, off, most)

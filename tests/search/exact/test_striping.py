@@ -73,6 +73,12 @@ def test_all_that_lies_with_the_queries_is_in_stripes(size: int) -> None:
     assert np.allclose(run_devices(found, leaves)[found.loss], whole)
 
 
+def test_one_device_has_nothing_to_balance() -> None:
+    graph = ringed(model(), Mesh.of(cp=1))
+    assert splits(graph, "sdpa") == {("q@k",)}
+    assert list(unbalanced(graph)) == []
+
+
 def test_what_cannot_lie_in_stripes() -> None:
     """With an axis that shares the sequence; with values that are stored in parts."""
     solver = Planner(fast_links(4), CERTIFIED).solver
