@@ -19,7 +19,7 @@ from shardwright.pcg.errors import PlanError
 
 _HERE = str(Path(__file__).parent)
 _DIFFERENTIATES = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
-REMEDY = "put the line into a small nn.Module of its own, which runs as it is"
+REMEDY = "put the line, with all that it decides, into an nn.Module of its own, which runs as it is"
 
 
 def function_named(name: str) -> tuple[str, Callable[..., Any]] | None:

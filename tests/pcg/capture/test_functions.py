@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,9 @@ REFUSED = {
 
 @each("name", REFUSED)
 def test_functions_with_effects_are_refused_by_name(name: str) -> None:
-    with pytest.raises(PlanError, match=f"foreign: {name} cannot be foreign: {REFUSED[name]}.*; put the line into a"):
+    with pytest.raises(
+        PlanError, match=f"foreign: {name} cannot be foreign: {REFUSED[name]}.*; put the line, with all"
+    ):
         found(torch.corrcoef, foreign={name: "whole"})
 
 
@@ -117,7 +120,7 @@ EFFECTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
         "torch.mul", lambda y: torch.mul(y.detach(), 2, out=torch.empty(ROWS, WIDTH)), "that is given as out=",
     ),
     "in place": ("torch.nn.functional.relu", lambda y: functional.relu(y + 1, inplace=True), "it returns memory"),
-    "draws": ("torch.nn.functional.dropout", functional.dropout, "it draws random numbers; put the line into a small"),
+    "draws": ("torch.nn.functional.dropout", functional.dropout, "it draws random numbers; put the line, with all"),
     "draws by number": ("torch.bernoulli", lambda y: y * torch.bernoulli(y.detach().abs()), "it draws random numbers"),
     "no tensor": ("torch.is_nonzero", lambda y: y * torch.is_nonzero(y[0, 0]), "it returns a bool"),
     "a view": ("torch.Tensor.view", lambda y: y.view(-1), "it returns memory that it is given"),
@@ -161,8 +164,44 @@ def test_the_model_itself_gets_the_hint() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.sum() if x.sum() > 0 else x.mean()
 
-    with pytest.raises(CaptureError, match=r"Or put the line into a small nn\.Module of its own, which runs as it is"):
+    with pytest.raises(
+        CaptureError,
+        match=r"Or put the line, with all that it decides, into an nn\.Module of its own, which runs as it is",
+    ):
         capture(Branch(), {"x": torch.ones(2)}, find=True)
     with pytest.raises(CaptureError, match=r"use torch\.where") as raised:
         capture(Branch(), {"x": torch.ones(2)})
     assert "nn.Module of its own" not in str(raised.value)
+
+
+class Dropping(nn.Module):
+    """Layers that are left out at random, as Python draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x if random.random() < 0.5 else layer(x)
+        return x.square().mean()
+
+
+def test_layers_left_out_at_random() -> None:
+    """The model itself is never foreign; a module with the loop in it is."""
+    batch = {"x": torch.randn(ROWS, WIDTH)}
+    with pytest.raises(
+        CaptureError, match=r"draws from Python's random.*Or put the line, with all that it decides, into"
+    ):
+        capture(Dropping(), batch, find=True)
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Dropping()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x) + 0.0
+
+    (call,) = calls(capture(Around(), batch, find=True).graph)
+    assert call.name == "part"
