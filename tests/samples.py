@@ -169,7 +169,9 @@ def _integers(*shape: int) -> Operand:
 POINTWISE: dict[str, list[Sample]] = {
     **_unary(real, "abs", "ceil", "cos", "erf", "exp", "floor", "neg", "reciprocal", "relu", "sigmoid", "sign", "silu"),
     **_unary(real, "sin", "softplus", "tanh", "detach", "expm1", "hardsigmoid", "hardswish", "mish", "round"),
-    **_unary(positive, "log", "log1p", "rsqrt", "sqrt"),
+    **_unary(positive, "digamma", "lgamma", "log", "log1p", "rsqrt", "sqrt"),
+    **_unary(real, "i0e"),
+    "erfinv": [sample(Operand((4, 8, 12), "float64", lambda rng, shape: rng.uniform(-0.9, 0.9, shape)))],
     **_unary(flags, "logical_not"),
     "gelu": [sample(real(4, 8, 12), approximate=kind) for kind in ("none", "tanh")],
     "cast": [
@@ -250,6 +252,7 @@ REDUCTIONS: dict[str, list[Sample]] = {
     },
     "argmax": [sample(spread(4, 8, 12), dims=(1,), keepdim=False), sample(spread(4, 8, 12), dims=(2,), keepdim=True)],
     **{name: [sample(real(4, 8, 12), dim=d) for d in (1, 2)] for name in ("softmax", "log_softmax")},
+    "logcumsumexp": [sample(real(4, 8, 12), dim=d) for d in (1, 2)],
     "cumsum": [sample(real(4, 8, 12), dim=1, dtype="float64"), sample(flags(4, 8), dim=1, dtype="int64")],
     **{
         name: [sample(spread(4, 8, 12), dim=d, descending=down) for d, down in ((1, False), (2, True))]

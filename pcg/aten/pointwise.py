@@ -13,7 +13,8 @@ from shardwright.pcg.types import is_float
 
 _UNARY = ("abs", "detach", "hardsigmoid", "hardswish", "mish", "neg", "relu", "sign")
 _REAL = (
-    "cos", "erf", "exp", "expm1", "log", "log1p", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh",
+    "cos", "digamma", "erf", "erfinv", "exp", "expm1", "lgamma", "log", "log1p", "reciprocal", "rsqrt", "sigmoid",
+    "silu", "sin", "sqrt", "tanh",
 )  # fmt: skip
 _ROUNDING = ("ceil", "floor", "round.default")
 _BINARY = {
@@ -52,6 +53,7 @@ def _logical(row: str) -> Handler:
 
 HANDLERS.update({name: _unary(name) for name in _UNARY})
 HANDLERS.update({name: _real(name) for name in _REAL})
+HANDLERS["special_i0e"] = _real("i0e")
 HANDLERS.update({name: _rounding(name.removesuffix(".default")) for name in _ROUNDING})
 HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})

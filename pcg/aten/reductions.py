@@ -196,6 +196,12 @@ def _cumsum(b: GraphBuilder, x: str, dim: int, *, dtype: Any = None) -> str:
     return b.op("cumsum", x, dim=dimension(b, x, dim), dtype=dtype_name(dtype or usual))
 
 
+@handles("logcumsumexp")
+def _logcumsumexp(b: GraphBuilder, x: str, dim: int) -> str:
+    require(is_float(b.types[x].dtype))
+    return b.op("logcumsumexp", x, dim=dimension(b, x, dim))
+
+
 def _sortable(b: GraphBuilder, x: str) -> None:
     """Require a dtype that has -x, which descending order sorts by: bools and unsigned integers do not."""
     require(b.types[x].dtype not in ("bool", "uint8"))

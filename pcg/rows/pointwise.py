@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import erf, pi, sqrt
+from functools import partial
+from math import copysign, erf, floor, inf, lgamma, log, nan, pi, sqrt, tan
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,32 @@ from shardwright.pcg.row import Row, attr_dtype, float_dtype, no_grad_dtype, num
 from shardwright.pcg.types import promote
 
 _erf = np.vectorize(erf, otypes=[np.float64])
+_BERNOULLI = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132)
+"""B₂ₖ / 2k for k = 1 … 5 (https://dlmf.nist.gov/24.2#T1)."""
+
+
+@partial(np.vectorize, otypes=[np.float64])
+def _lgamma(x: float) -> float:
+    return inf if x <= 0 and x == floor(x) else lgamma(x)
+
+
+@partial(np.vectorize, otypes=[np.float64])
+def _erfinv(x: float) -> float:
+    """Return the inverse of the error function: a quantile of the normal distribution."""
+    return NormalDist(sigma=sqrt(0.5)).inv_cdf((x + 1) / 2) if abs(x) < 1 else copysign(inf, x) if abs(x) == 1 else nan
+
+
+@partial(np.vectorize, otypes=[np.float64])
+def _digamma(x: float) -> float:
+    """Return ψ by reflection, recurrence and its series (https://dlmf.nist.gov/5.5, https://dlmf.nist.gov/5.11.E2)."""
+    if x <= 0 and x == floor(x):
+        return nan if x else -copysign(inf, x)
+    if x < 0.5:
+        return float(_digamma(1 - x)) - pi / tan(pi * x)
+    below = 0.0
+    while x < 12:
+        below, x = below + 1 / x, x + 1
+    return log(x) - 1 / (2 * x) - sum(b / x ** (2 * k) for k, b in enumerate(_BERNOULLI, 1)) - below
 
 
 def _gelu(x: np.ndarray, approximate: str = "none") -> np.ndarray:
@@ -63,13 +91,18 @@ ROWS = [
     _unary("abs", np.abs, "{0}.abs()", floats=False),
     _unary("ceil", np.ceil, "{0}.ceil()", saves=(), floats=False, differentiable=False),
     _unary("cos", np.cos, "{0}.cos()", rounds=True, flops_per_element=8),
+    _unary("digamma", _digamma, "{0}.digamma()", rounds=True, flops_per_element=40),
     _unary("erf", _erf, "{0}.erf()", rounds=True, flops_per_element=8),
+    _unary("erfinv", _erfinv, "{0}.erfinv()", rounds=True, autocast="wide", flops_per_element=12),
     _unary("exp", np.exp, "{0}.exp()", saves=("result",), rounds=True, autocast="wide", flops_per_element=8),
     _unary("expm1", np.expm1, "{0}.expm1()", saves=("result",), rounds=True, autocast="wide", flops_per_element=8),
     _unary("floor", np.floor, "{0}.floor()", saves=(), floats=False, differentiable=False),
     _unary("gelu", _gelu, "F.gelu({0}, approximate={approximate!r})", rounds=True, flops_per_element=12),
     _unary("hardsigmoid", lambda x: np.clip(x + 3, 0, 6) / 6, "F.hardsigmoid({0})", rounds=True, flops_per_element=3),
     _unary("hardswish", lambda x: x * np.clip(x + 3, 0, 6) / 6, "F.hardswish({0})", rounds=True, flops_per_element=4),
+    _unary("i0e", lambda x: np.i0(x) * np.exp(-np.abs(x)), "torch.special.i0e({0})", saves=(0, "result"), rounds=True,
+           flops_per_element=40),
+    _unary("lgamma", _lgamma, "{0}.lgamma()", rounds=True, flops_per_element=40),
     _unary("log", np.log, "{0}.log()", rounds=True, autocast="wide", flops_per_element=8),
     _unary("log1p", np.log1p, "{0}.log1p()", rounds=True, autocast="wide", flops_per_element=8),
     _unary("logical_not", np.logical_not, "{0}.logical_not()", saves=(), floats=False),

@@ -66,6 +66,10 @@ def _cumsum(x: np.ndarray, dim: int, dtype: str) -> np.ndarray:
     return np.cumsum(x, axis=dim, dtype=numpy_dtype(dtype))
 
 
+def _logcumsumexp(x: np.ndarray, dim: int) -> np.ndarray:
+    return np.logaddexp.accumulate(x, axis=dim)
+
+
 def _argmax(x: np.ndarray, dims: Sequence[int], keepdim: bool) -> np.ndarray:
     return np.asarray(np.argmax(x, axis=dims[0], keepdims=keepdim))
 
@@ -95,6 +99,8 @@ ROWS = [
         rounds=True, autocast="wide", flops_per_element=12),
     Row("cumsum", along(), _cumsum, "{0}.cumsum({dim}, dtype=torch.{dtype})", dtype=attr_dtype, linear_in=((0,),),
         fresh=True, autocast="wide"),
+    Row("logcumsumexp", along(), _logcumsumexp, "{0}.logcumsumexp({dim})", dtype=float_dtype, saves=(0, "result"),
+        rounds=True, flops_per_element=12),
     Row("sort_values", along(), _sort_values, f"{_SORT}[0]", saves=("index",)),
     Row("sort_indices", along(), _sort_indices, f"{_SORT}[1]", dtype=_int64),
     Row("topk_values", along("k"), _topk_values, "{0}.topk({k}, dim={dim})[0]", saves=("index",)),

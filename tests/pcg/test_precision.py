@@ -25,7 +25,7 @@ from tests.pcg.run_torch import apply
 from tests.samples import SAMPLES, Sample
 
 ONLY_ON_GPUS = {
-    "exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "sum", "softmax", "log_softmax",
+    "erfinv", "exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "sum", "softmax", "log_softmax",
     "layer_norm", "rms_norm",
 }  # fmt: skip
 """What `torch.autocast` widens on GPUs, and on CPUs runs in the dtype that it comes in."""

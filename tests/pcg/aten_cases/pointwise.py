@@ -34,6 +34,18 @@ POINTWISE: dict[str, list[Case]] = {
     "log": [case(torch.log, positive(3, 4)), case(torch.log, ints(5, 4, low=1))],
     "log1p": [case(torch.log1p, positive(3, 4)), case(torch.log1p, ints(5, 4))],
     "reciprocal": unary(torch.reciprocal, ints(5, 4, low=2)),
+    "digamma": [
+        case(torch.digamma, positive(3, 4)),
+        case(torch.digamma, real(9) * 3),
+        case(torch.digamma, ints(5, 4, low=1)),
+    ],
+    "lgamma": [
+        case(torch.lgamma, positive(3, 4)),
+        case(torch.lgamma, real(9) * 3),
+        case(torch.lgamma, ints(5, 4, low=1)),
+    ],
+    "erfinv": unary(lambda x: torch.erfinv(x.tanh()), real(3, 4)),
+    "special_i0e": unary(torch.special.i0e, real(9) * 9, ints(5, 4)),
     "rsqrt": [case(torch.rsqrt, positive(3, 4)), case(torch.rsqrt, ints(5, 4, low=1))],
     "sigmoid": unary(torch.sigmoid, ints(5, 4), torch.tensor([-800.0, 800.0]).double()),
     "silu": unary(F.silu),

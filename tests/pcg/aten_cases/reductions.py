@@ -131,6 +131,10 @@ REDUCTIONS: dict[str, list[Case]] = {
         case(lambda x: x.log_softmax(-1), real(2, 3)),
         case(lambda x: F.log_softmax(x, 0, dtype=torch.float32), real(2, 3)),
     ],
+    "logcumsumexp": [
+        case(lambda x: x.logcumsumexp(-1), real(2, 3)),
+        case(lambda x: x.logcumsumexp(0), real(5, 4) * 50),
+    ],
     "cumsum": [
         case(lambda x: x.cumsum(-1), real(2, 3)),
         case(lambda x: x.cumsum(0), flags(4)),

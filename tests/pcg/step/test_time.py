@@ -75,7 +75,7 @@ class Exponential(Net):
 
 class WithoutRow(Net):
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x).logcumsumexp(1).mean()
+        return torch.polygamma(1, self.product(x).abs() + 1).mean()
 
 
 class OfNoExample(Net):
