@@ -18,13 +18,13 @@ def start_shift(axis: Axis, send: Message | None, *receive: Message | None) -> C
 
     What is returned waits for all of them; None: there are none. Messages that are started together may meet.
     """
+    given = ((dist.isend, send), *((dist.irecv, message) for message in receive))
+    messages = [(way, message) for way, message in given if message is not None]
+    if not messages:
+        return None
     group = axis.group
     assert group is not None, f"{axis.name}: nothing is sent along an axis without a group"
-    given = ((dist.isend, send), *((dist.irecv, message) for message in receive))
-    parts = [dist.P2POp(way, m[0], group=group, group_peer=m[1]) for way, m in given if m is not None]
-    if not parts:
-        return None
-    works = dist.batch_isend_irecv(parts)
+    works = dist.batch_isend_irecv([dist.P2POp(way, x, group=group, group_peer=rank) for way, (x, rank) in messages])
 
     def wait() -> None:
         while works:

@@ -177,6 +177,16 @@ def test_a_window_says_which_ranks_see_each_other() -> None:
         assert all(f", {sees})" in call if sees else "sees" not in call for call in calls), (calls, cell)
 
 
+def test_a_ring_of_one_rank_is_attention() -> None:
+    cells = [Cell(({"cp": 1}, ("ring",)), 1, "none", (4, 2), 2, 8, torch.float64, kind, 0.0) for kind in KINDS[:2]]
+    cases = [case(cell) for cell in cells]
+    plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
+    assert all(splits(plan.graph) == {("q@k",)} for plan in plans)
+    runs = run_all([(1, partial(stepped, own, plan)) for own, plan in zip(cases, plans, strict=True)])
+    for own, (step,) in zip(cases, runs, strict=True):
+        assert_same_step(step, serial_step(own), 1e-11)
+
+
 @each("kind", KINDS)
 def test_rings_in_stages(kind: str) -> None:
     """Each stage has a ring for each of two microbatches; masks are made where they are read, or sent there."""
