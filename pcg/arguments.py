@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from shardwright.pcg.errors import ShardwrightError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+Class = type | str
+"""A class, or its module and name as "torch.nn:Module". Before that module is loaded, nothing is of it."""
 
 
 class Argument(NamedTuple):
@@ -27,18 +30,29 @@ class Argument(NamedTuple):
     refused    neither it nor an element of it, if it is a list, is of one of these
     """
 
-    types: tuple[type, ...]
+    types: tuple[Class, ...]
     expected: str
-    refused: tuple[type, ...] = ()
+    refused: tuple[Class, ...] = ()
 
     def check(self, where: str, value: object, error: type[ShardwrightError]) -> None:
         """Raise `error` for another value."""
-        is_odd = not isinstance(value, self.types) or (isinstance(value, bool) and not {bool, object} & {*self.types})
+        types, refused = _loaded(self.types), _loaded(self.refused)
+        is_odd = not isinstance(value, types) or (isinstance(value, bool) and not {bool, object} & {*types})
         elements = [value, *value] if isinstance(value, (list, tuple)) else [value]
-        for odd in [value] if is_odd else [e for e in elements if isinstance(e, self.refused)]:
+        for odd in [value] if is_odd else [e for e in elements if isinstance(e, refused)]:
             got = f"the class {odd.__name__}" if isinstance(odd, type) else f"an object of type {type(odd).__name__}"
             shown = repr(odd) if odd is None or isinstance(odd, (str, bool, int, float)) else got
             raise error(f"{where}: expected {self.expected}, got {shown}")
+
+
+def _loaded(classes: Iterable[Class]) -> tuple[type, ...]:
+    found = (_class_named(one) if isinstance(one, str) else one for one in classes)
+    return tuple(one for one in found if one is not None)
+
+
+def _class_named(name: str) -> type | None:
+    module, _, own = name.partition(":")
+    return getattr(sys.modules.get(module), own, None)
 
 
 PATH = Argument((str, os.PathLike), "a path")

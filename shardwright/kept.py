@@ -16,15 +16,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import nn
-
-from shardwright.pcg.capture.alike import ForwardTrace
-from shardwright.pcg.capture.capture import trace_of
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.files import cache_folder, write_whole
 from shardwright.pcg.foreign import calls
@@ -32,6 +28,11 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.planning import Traced
 from shardwright.search.plan import CaptureCheck, Plan, stored
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.pcg.capture.alike import ForwardTrace
 
 MOST_FILES = 256
 """The number of captures that are kept: the ones that were made last."""
@@ -48,6 +49,8 @@ def traced(model: nn.Module, batch: Mapping[str, Any], first: Plan) -> ForwardTr
     """Return what a model's forward calls for a batch; None where programs of it are not kept."""
     if first.execution.per_microbatch or calls(first.graph):
         return None
+    from shardwright.pcg.capture.capture import trace_of  # captures of configs are found without torch
+
     return trace_of(model, batch, first.execution.precision)
 
 
@@ -57,7 +60,7 @@ def key_of(trace: ForwardTrace | None, first: Plan) -> str | None:
     if forward is None:
         return None
     plan = print_graph(first.graph), first.execution.to_json(), first.asked.to_json(), first.cluster.to_json()
-    return _digest((forward, plan, torch.__version__, _code()))
+    return _digest((forward, plan, version("torch"), _code()))
 
 
 def find(key: str, first: Plan) -> Kept | None:
@@ -84,7 +87,7 @@ def keep(key: str, kept: Kept, first: Plan) -> None:
 
 def trace_key(facts: object) -> str:
     """Return the name of the file for a model's capture, which follows from these facts, this code and torch."""
-    return _digest((facts, torch.__version__, _code()))
+    return _digest((facts, version("torch"), _code()))
 
 
 def find_trace(key: str) -> Traced | None:

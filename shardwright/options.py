@@ -11,13 +11,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, Unpack, cast, get_args
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cast, get_args
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.store.weights import WeightFiles
 from shardwright.pcg.arguments import FLAG, FUNCTION, PATH, SECONDS, Argument, checked
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.foreign import Foreign, Way, ways
@@ -28,14 +24,19 @@ from shardwright.pcg.step.precisions import Precision, PrecisionByModule, Precis
 from shardwright.search.plan import Plan
 from shardwright.search.request.options import NOTHING, SearchOptions, SearchWords
 
+if TYPE_CHECKING:
+    import torch
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 PerMicrobatch = bool | str | Sequence[str]
 Pad = bool | int
 """The number of devices that dimensions are padded for; True: those of an axis."""
-_OPTION = Argument((object,), "what docs/planning.md says", (nn.Module, Tensor, torch.optim.Optimizer))
+_OPTION = Argument(
+    (object,), "what docs/planning.md says", ("torch.nn:Module", "torch:Tensor", "torch.optim:Optimizer")
+)
 _NAMED = _OPTION._replace(types=(bool, str, Sequence, Mapping))
 KINDS: Mapping[str, Argument] = {
-    "model": Argument((nn.Module,), "a module, such as Net()"),
+    "model": Argument(("torch.nn:Module",), "a module, such as Net()"),
     "cluster": Argument((Cluster,), "a cluster, such as Cluster.preset('dgx-h100') or Cluster.local(2)"),
     "args": Argument((list, tuple, NoneType), "the positional inputs of one batch, as (x, y)"),
     "kwargs": Argument((Mapping,), "the inputs of one batch by name, as {'x': x}"),
@@ -47,7 +48,10 @@ KINDS: Mapping[str, Argument] = {
 _OPTIONS: Mapping[str, Argument] = {
     **dict.fromkeys(SearchWords.__annotations__, _OPTION),
     "shapes": Argument((list, tuple), "batches with weights, as [({'x': x}, 0.9), ({'x': longer}, 0.1)]"),
-    "weights": Argument((WeightFiles, *PATH.types), "a path, or WeightFiles(path); load a state_dict into the model"),
+    "weights": Argument(
+        ("shardwright.lowering.store.weights:WeightFiles", *PATH.types),
+        "a path, or WeightFiles(path); load a state_dict into the model",
+    ),
     "rules": PATH._replace(expected="the path of a rule file"),
     "strict": FLAG._replace(types=(bool, NoneType)),
     "timeout_s": SECONDS,

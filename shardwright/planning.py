@@ -13,13 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
-
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.options import PlanOptions, Statistics
-from shardwright.pcg.capture.alike import ForwardTrace
-from shardwright.pcg.capture.capture import Captured, capture
-from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import Call
 from shardwright.pcg.graph import Graph
@@ -30,6 +25,11 @@ from shardwright.search.plan import CaptureCheck, Plan
 from shardwright.verifier.choices import Certified
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.pcg.capture.alike import ForwardTrace
+    from shardwright.pcg.capture.capture import Captured
+    from shardwright.pcg.capture.returned import Returned
     from shardwright.search.tree.planner import Progress
 
 
@@ -68,6 +68,8 @@ def captured_for(
     what `trace_of` has seen of the model on this batch.
     Raises as `capture` does.
     """
+    from shardwright.pcg.capture.capture import capture  # a kept capture needs no torch
+
     if progress:
         progress(f"capturing {type(model).__name__}")
     return capture(

@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from shardwright.checking import check_capture_of
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.runtime.precision import check_device
 from shardwright.options import CheckCapture, PlanOptions
-from shardwright.pcg.capture.capture import Captured
 from shardwright.pcg.encodings import in_words
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.padding.longer import padded
@@ -33,6 +28,11 @@ from shardwright.search.tree.encodings import extremes
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.pcg.capture.capture import Captured
+
 Trace = Callable[[PrecisionMode | None], Traced]
 """Gives a model in a precision."""
 
@@ -48,7 +48,9 @@ def searched(
     check_capture: CheckCapture,
 ) -> tuple[Plan, Captured]:
     """Return the best plan over all precisions, with the others as alternatives, and its capture."""
-    found = list[Captured]()
+    from shardwright.checking import check_capture_of  # a kept capture needs no torch
+
+    found: list[Captured] = []
 
     def traced(precision: PrecisionMode | None) -> Traced:
         captured = captured_for(model, args, kwargs, asked, progress, precision, asked.statistics)
@@ -63,7 +65,9 @@ def searched(
 def check_devices(asked: PlanOptions, cluster: Cluster) -> None:
     """Raise `PlanError` where the cluster's devices cannot run a precision; fp8 can be costed anywhere."""
     for own in asked.precisions:
-        if own != "fp8":
+        if own is not None and own != "fp8":
+            from shardwright.lowering.runtime.precision import check_device  # the model's own runs anywhere
+
             check_device(base_of(own), cluster.device.kind)
 
 

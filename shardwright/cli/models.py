@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from shardwright.pcg.capture.with_loss import with_loss
 from shardwright.pcg.errors import ShardwrightError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ def load(request: Request, *, fake: bool = False) -> Loaded:
     """Load the requested model, seeded. With `fake`, a model from a config is built without memory for its weights."""
     if (request.model is None) == (request.hf_config is None):
         raise ShardwrightError("give either a model as FILE.py:FUNCTION or --hf-config FILE")
+    import torch  # a config whose capture is kept needs none
+
     torch.manual_seed(request.seed)
     if request.model is not None:
         return load_model(request.model)
@@ -116,6 +117,11 @@ def _where(error: Exception, path: str) -> str:
 
 
 def _unpack(returned: object, spec: str) -> Loaded:
+    import torch
+    from torch import nn
+
+    from shardwright.pcg.capture.with_loss import with_loss
+
     match returned:
         case nn.Module():
             problem = "returns a model without a batch"

@@ -113,7 +113,7 @@ def plan(
         require_writable(file, "the result", MachineError, make_folder=bool(sizes))
     request = Request(**model)
     with terminal.progress("plan") as progress:
-        progress("loading torch and the model")
+        progress("loading the model")
         if request.model is None and request.hf_config is not None and check_capture == "never":
             from shardwright.cli.configured import plan_of_config
 

@@ -80,7 +80,7 @@ def verify(
     from shardwright.cli.models import Request, load
 
     with terminal.progress("verify") as progress:
-        progress("loading torch and the model")
+        progress("loading the model")
         loaded = load(Request(**model))
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure

@@ -303,6 +303,10 @@ def test_a_second_plan_of_a_config_builds_no_model(run: Run, monkeypatch: pytest
         path.write_text(path.read_text()[:-9])
     assert plan() == (first, 1)
     assert plan() == (first, 0)
+    shape = ["--hf-config", "config.json", "--batch-size", "4", "--seq-len", "8"]
+    code = f"import sys; sys.modules['torch'] = None; from shardwright.__main__ import main; main(['plan', *{shape}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "GPT2LMHeadModel" in done.stdout) == (0, True), done.stderr
 
 
 @each(
