@@ -74,9 +74,9 @@ def export(
         The file of each tensor, by name; without a folder the model, or None on other ranks than 0.
 
     Raises:
-        CheckpointError: the model has no plan yet, or a file cannot be written; then an earlier export is as it was,
-            and files that end in `.partial` may be left. Without a folder: the whole model does not fit, it is gone or
-            cannot be copied.
+        CheckpointError: the model has no plan yet or complex128 numbers, or a file cannot be written; then an earlier
+            export is as it was, and files that end in `.partial` may be left. Without a folder: the whole model does
+            not fit, it is gone or cannot be copied.
     """
     require_plan(parallel, "export", CheckpointError)
     if folder is None:
@@ -84,6 +84,7 @@ def export(
     target, ranks = Path(folder), parallel.ranks
     with waiting("export", ranks.timeout_s), torch.no_grad():
         own = dict(_first_names(parallel))
+        on_all_ranks(lambda: _refuse_wide(own))
         sizes = {name: value.numel() * value.element_size() for name, value in own.items()}
         listed = from_all_ranks((ranks.stages.rank, sizes))
         order = list(_ordered(dict(reversed(listed)), max_file_bytes))
@@ -110,6 +111,15 @@ def _first_names(parallel: ParallelModule) -> Iterator[tuple[str, Tensor]]:
         if id(value) not in seen:
             seen.add(id(value))
             yield name, value.detach()
+
+
+def _refuse_wide(values: Mapping[str, Tensor]) -> None:
+    """Raise `CheckpointError` for a dtype of torch that safetensors does not have."""
+    if name := next((name for name, value in values.items() if value.dtype == torch.complex128), ""):
+        raise CheckpointError(
+            f"export: {name} is complex128, and safetensors has complex64 alone; build the model in torch.cfloat, or "
+            "export without a folder, and torch.save the state_dict of what it returns"
+        )
 
 
 def _ordered(by_stage: Mapping[int, Mapping[str, int]], most: int) -> Iterator[tuple[int, _File]]:

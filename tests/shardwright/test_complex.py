@@ -13,8 +13,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import shardwright as sw
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.store.files import read_part
+from shardwright.lowering.store.opening import open_files
 from shardwright.pcg.capture.capture import capture
-from shardwright.pcg.errors import CaptureError, PlanError
+from shardwright.pcg.errors import CaptureError, CheckpointError, PlanError
 from tests.complexes import Batch, operator, rotating
 from tests.lowering.runs import whole
 
@@ -88,6 +90,36 @@ def test_weights_from_files_of_a_model_without_memory_and_back(tmp_path: Path) -
     for state in run_ranks(run, 2):
         for key, value in model.state_dict().items():
             torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-11, msg=key)
+
+
+def narrow(model: nn.Module) -> nn.Module:
+    """The same model with numbers of half the bytes."""
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(p.detach().to(torch.cfloat if p.is_complex() else torch.float32)))
+    return model
+
+
+def test_exports(tmp_path: Path) -> None:
+    model, batch = operator()
+    single, reals = narrow(operator()[0]), {key: value.float() for key, value in batch.items()}
+
+    def run() -> dict[str, Tensor]:
+        parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch, **ZERO)
+        with pytest.raises(CheckpointError, match=r"export: convs\.0\.weight is complex128, .*complex64 alone"):
+            sw.export(parallel, tmp_path / "wide")
+        parallel = sw.compile(single, sw.Cluster.local(2), kwargs=reals, **ZERO)
+        step(parallel, optimizer_of(parallel), reals)
+        sw.export(parallel, tmp_path / "narrow")
+        made = sw.export(parallel, everywhere=True)
+        assert made is not None
+        return {key: value.detach() for key, value in made.state_dict().items()}
+
+    states = run_ranks(run, 2)
+    files = open_files(tmp_path / "narrow")
+    for state in states:
+        for key, value in state.items():
+            assert torch.equal(read_part(files, key, ()), value), key
 
 
 def test_a_batch_of_complex_numbers_is_refused() -> None:
