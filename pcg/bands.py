@@ -108,8 +108,14 @@ class _Truth(NamedTuple):
         return ~(~self & ~other)
 
 
-_Bound = _Affine | _Truth | Band
-"""Of integers; of truth values; of numbers, where they can be more than -inf."""
+class _Size(NamedTuple):
+    """The absolute value of integers."""
+
+    of: _Affine
+
+
+_Bound = _Affine | _Size | _Truth | Band
+"""Of integers; of absolute values of these; of truth values; of numbers, where they can be more than -inf."""
 
 
 class _View(NamedTuple):
@@ -262,7 +268,17 @@ def _difference(operands: Sequence[_Bound | None]) -> _Affine | None:
 
 
 def _compared(operands: Sequence[_Bound | None], bound: int, sign: int = 1) -> _Truth | None:
-    """Return the bound of sign · (x - y) ≥ bound."""
+    """Return the bound of sign · (x - y) ≥ bound.
+
+    |x| is the larger one of x and -x: it is so much if one of them is, and no more if both are not.
+    """
+    for place, operand in enumerate(operands):
+        if isinstance(operand, _Size):
+            signed = (operand.of, operand.of * Fraction(-1))
+            a, b = (_compared([*operands[:place], x, *operands[place + 1 :]], bound, sign) for x in signed)
+            if a is None or b is None:
+                return None
+            return a & b if (place == 1) == (sign > 0) else a | b
     if (found := _difference(operands)) is None:
         return None
     own = found * Fraction(sign)
@@ -316,6 +332,11 @@ def _sum(operands: Sequence[_Bound | None]) -> _Affine | None:
     return x + y if isinstance(x, _Affine) and isinstance(y, _Affine) else None
 
 
+def _absolute(operands: Sequence[_Bound | None]) -> _Size | None:
+    (x,) = operands
+    return _Size(x) if isinstance(x, _Affine) else None
+
+
 def _product(operands: Sequence[_Bound | None]) -> _Affine | None:
     for x, y in (operands, operands[::-1]):
         if isinstance(x, _Affine) and isinstance(y, _Affine) and y.is_constant:
@@ -333,7 +354,7 @@ def _quotient(operands: Sequence[_Bound | None]) -> _Affine | None:
 
 
 _POINTWISE: Mapping[str, Callable[[Sequence[_Bound | None]], _Bound | None]] = {
-    "add": _sum, "sub": _difference, "mul": _product, "floor_divide": _quotient,
+    "add": _sum, "sub": _difference, "mul": _product, "floor_divide": _quotient, "abs": _absolute,
     "ge": lambda x: _compared(x, 0), "gt": lambda x: _compared(x, 1),
     "le": lambda x: _compared(x, 0, -1), "lt": lambda x: _compared(x, 1, -1), "eq": _equal, "ne": _unequal,
     "bitwise_and": _both, "bitwise_or": _either, "logical_not": _other, "where": _where,
