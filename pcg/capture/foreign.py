@@ -33,6 +33,7 @@ from shardwright.pcg.capture.functions import REMEDY, CallsTaken, function_named
 from shardwright.pcg.capture.places import put_back
 from shardwright.pcg.errors import CaptureError, PlanError, ShardwrightError
 from shardwright.pcg.foreign import Call, Result, Way, packed, parsed
+from shardwright.pcg.types import ITEM_BYTES
 
 Run = Callable[..., Any]
 Thing = nn.Module | type[Function] | Run
@@ -148,6 +149,9 @@ class Parts:
         if other := next((x for x in flat if not isinstance(x, Tensor) and x is not None), None):
             raise _unfit(part, f"it returns a {type(other).__name__}; expected tensors alone")
         returned, buffers = [x for x in flat if isinstance(x, Tensor)], part.buffers() if part.way == "whole" else {}
+        for kind in (dtype_name(x.dtype) if x.layout is torch.strided else str(x.layout) for x in returned):
+            if kind not in ITEM_BYTES:
+                raise _unfit(part, f"it returns a tensor of {kind}; expected dense ones of real numbers")
         drew = not torch.equal(drawn, _generator(device).get_state())
         if not isinstance(part.thing, (nn.Module, type)):
             _refuse_effects(part, passed, kwargs, returned, drew=drew)
