@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
+from random import Random
 from time import process_time
 
 from bench import throttled
@@ -29,6 +30,7 @@ from shardwright.pcg.collectives.schedule import Schedule
 from shardwright.pcg.collectives.topology import Link, Topology, joined
 from shardwright.search.collectives.frontier import Walk
 from shardwright.search.collectives.sketch import Sketch
+from shardwright.search.collectives.splitting import split
 from shardwright.search.collectives.synthesis import Found, synthesize
 from shardwright.search.collectives.trees import two_way
 from shardwright.verifier.collectives import verify_schedule
@@ -177,6 +179,26 @@ def part_rows() -> Iterator[str]:
             yield f"| {kind}, the other 32 {others} | {times} | {ring / one.found.bound_s:.2f} | {one.cpu_s:.1f} |"
 
 
+def scattered(nodes: Sequence[int]) -> Topology:
+    """These nodes of an 8 × 8 torus as ranks; the others pass data on."""
+    whole = preset_topology("torus:8x8")
+    others = [node for node in range(64) if node not in nodes]
+    at = {node: place for place, node in enumerate((*nodes, *others))}
+    links = (replace(link, src=at[link.src], dst=at[link.dst]) for link in whole.links)
+    return Topology(f"{len(nodes)} of 64", len(nodes), tuple(links), tuple(f"node {node}" for node in others))
+
+
+def scattered_rows() -> Iterator[str]:
+    chess = [node for node in range(64) if (node // 8 + node % 8) % 2 == 0]
+    drawn = sorted(Random(0).sample(range(64), 32))
+    for name, nodes in (("every second, as on a chessboard", chess), ("drawn at random", drawn)):
+        for kind in ("all_gather", "all_reduce"):
+            split.cache_clear()
+            one = best(scattered(nodes), kind, GIB, 16)
+            times = f"{one.found.seconds * 1e3:.2f} | {one.found.bound_s * 1e3:.2f}"
+            yield f"| {kind}, {name} | {times} | {one.share:.1%} | {one.cpu_s:.1f} |"
+
+
 def _snake(kind: str) -> Schedule:
     """A ring both ways along a Hamiltonian circle of four rows of eight."""
     rows = [[8 * row + column for column in range(1, 8)][:: 1 if row % 2 == 0 else -1] for row in range(4)]
@@ -287,6 +309,12 @@ the bound.
 |---|--:|--:|--:|--:|--:|
 {part}
 
+Half of the nodes scattered over the torus, 1 GiB; the others pass data on.
+
+| 32 of 64 nodes | ms | bound, ms | of the bound | CPU s |
+|---|--:|--:|--:|--:|
+{scattered}
+
 ## All-reduce on meshes
 
 In units of (bytes / rate of a link). *two phases* is the bound of a reduce-scatter and an all-gather of equal shards;
@@ -330,6 +358,7 @@ rounds; eight ranks share {cpus} cores.
 
 def page() -> str:
     rows = {"exact": exact_rows, "optimum": optimum_rows, "ndv2": ndv2_rows, "grid": grid_rows, "part": part_rows,
+            "scattered": scattered_rows,
             "mesh": mesh_rows, "other": other_rows, "times": time_rows, "throttled": throttled.rows}  # fmt: skip
     tables = {}
     for name, make in rows.items():

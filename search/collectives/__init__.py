@@ -7,6 +7,7 @@
     paced       what no schedule of so many steps can beat; by flows over time
     routes      chunks with one source and one target: paths that even out the load
     greedy      large networks: whenever links are free, they carry the rarest chunk
+    splitting   relays that only pass data on: their links paired, into links from rank to rank
     trees       all-reduce over trees that use links both ways
     timing      steps by the moments at which transfers start
     channels    what limits transfers

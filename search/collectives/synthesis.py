@@ -23,6 +23,7 @@ from shardwright.search.collectives.frontier import Walk, require_several
 from shardwright.search.collectives.greedy import greedy
 from shardwright.search.collectives.routes import routed
 from shardwright.search.collectives.sketch import Sketch
+from shardwright.search.collectives.splitting import may_split, over_relays, split
 from shardwright.search.collectives.symmetry import fitting, symmetries
 from shardwright.search.collectives.timing import backwards, on
 from shardwright.search.collectives.trees import is_joined, two_way
@@ -119,6 +120,10 @@ class _Task:
         for pieces in numbers:
             if pieces == numbers[0] or self._num_transfers(pieces) <= MOST_TRANSFERS:
                 yield partial(self._with_pieces, pieces)
+        if self.kind in ("all_gather", "all_reduce") and self.weights is None and may_split(self.topology):
+            for pieces in numbers:
+                if pieces == numbers[0] or self._num_transfers(pieces) <= MOST_TRANSFERS:
+                    yield partial(self._past_relays, pieces)
         if self.kind == "all_reduce" and is_joined(self.topology):
             for trees in TREES:
                 if 2 * trees * self.topology.num_ranks <= MOST_TRANSFERS:
@@ -163,6 +168,15 @@ class _Task:
                 yield all_reduce_of(backwards(other, back, self.topology), gather)
             else:
                 yield gather
+
+    def _past_relays(self, pieces: int) -> Iterator[Schedule]:
+        network, _ = split(self.topology)
+        direct = greedy(network, self._gather(pieces), self.num_bytes, symmetries(network))
+        gather = over_relays(self.topology, direct)
+        if self.kind != "all_reduce":
+            yield gather
+        elif self.topology.is_two_way:
+            yield all_reduce_of(backwards(gather, self.topology.reversed(), self.topology), gather)
 
     def _with_trees(self, trees: int) -> Iterator[Schedule]:
         yield two_way(self.topology, trees, self.num_bytes)
