@@ -209,6 +209,11 @@ def memory_of(tensor: Tensor) -> tuple[int, ...]:
     return (own, storage_key(tensor._local_tensor)) if isinstance(tensor, DTensor) else (own,)
 
 
+def record_offset(tensor: Tensor) -> int | None:
+    """Return where a tensor's memory begins in the archive that `torch.load(map_location="meta")` has read it from."""
+    return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+
+
 def weakly(tensor: Tensor) -> StorageWeakRef:
     """Return a reference that reserves the key of a tensor's memory, but does not keep the data."""
     return StorageWeakRef(tensor.untyped_storage())

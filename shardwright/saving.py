@@ -44,6 +44,7 @@ from shardwright.lowering.store.chunks import OneTiling
 from shardwright.lowering.store.dcp_folder import Other
 from shardwright.lowering.store.files import Kind
 from shardwright.lowering.store.shards import Checkpoint
+from shardwright.lowering.store.slice_reader import SliceReader
 from shardwright.lowering.store.staging import HostStager
 from shardwright.lowering.store.weights import SHOWN
 from shardwright.pcg.arguments import FLAG, NUMBER, PATH, Argument, checked
@@ -501,7 +502,7 @@ def _read(where: Path, state: dict[str, dict[str, Any]], there: Mapping[str, str
         there.get(f"{part}.{name}", f"{part}.{name}"): value for part in state for name, value in state[part].items()
     }
     try:
-        state_dict_loader.load(flat, checkpoint_id=where)
+        state_dict_loader.load(flat, storage_reader=SliceReader(where))
     except _FAILURES as error:
         raise CheckpointError(f"{where}: cannot be loaded: {_reason(error)}") from error
     for part, own in state.items():

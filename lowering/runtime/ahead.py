@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from shardwright.lowering import private
 from shardwright.lowering.runtime.host import Link, StreamLink, Wait
 
 _Item = TypeVar("_Item")
@@ -46,7 +46,7 @@ class _Coming(Generic[_Item]):
 
     def __init__(self, item: _Item, link: Link, device: torch.device) -> None:
         self._link, self._device, self._waits = link, device, list[Wait]()
-        self._item = tree_map(self._send, item)
+        self._item = private.tree_map(self._send, item)
 
     def _send(self, value: object) -> object:
         if not isinstance(value, Tensor) or not value.is_cpu or value.layout != torch.strided:

@@ -5,7 +5,7 @@
     weights          which tensor in files is which of the model's
     opening          which files a path means
     files, spans     formats of files; the boxes of a whole tensor that a rank's part consists of
-    shards           the format of torch.distributed.checkpoint, in shards
+    shards           the format of torch.distributed.checkpoint, in shards; `slice_reader`: slices of these
     storage          one parameter or buffer: a DTensor outside, this rank's part inside
     parameter_store  all of them, with their names, gradients and checkpoints
     loading          a state dict is loaded by all ranks alike, or not at all

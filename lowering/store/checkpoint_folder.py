@@ -103,7 +103,7 @@ class CheckpointFolder:
 
         Raises `CheckpointError` if it cannot be made, if another run saves here, or if the step is there already.
         """
-        if not isinstance(step, int) or step < 0:
+        if step < 0:
             raise CheckpointError(f"{self.path}: step {step!r}: expected a whole number of at least 0")
         target, last = self.at(step), max(self.steps(), default=-1)
         if step <= last:

@@ -1,4 +1,4 @@
-"""Tensors in a folder of torch.distributed.checkpoint, and parts of them, read out of the shards in which they are.
+"""Tensors in a folder of torch.distributed.checkpoint, and parts of them, read as slices of the shards.
 
 torch's checkpoints take 0.1 s to import, so whoever needs no such folder does not import this module.
 """
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from shardwright.lowering.store.files import Kind, told
+from shardwright.lowering.store.slice_reader import SliceReader
 from shardwright.lowering.store.spans import Box
 from shardwright.pcg.errors import PlanError
 
@@ -28,7 +28,7 @@ class Checkpoint:
     """A folder that torch.distributed.checkpoint has written."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._reader = folder, FileSystemReader(folder)
+        self.folder, self._reader = folder, SliceReader(folder)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         stored = self._metadata.state_dict_metadata

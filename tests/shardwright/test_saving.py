@@ -346,7 +346,8 @@ def test_what_is_no_optimizer_scheduler_folder_or_step_is_refused() -> None:
             ("state_dict as scheduler, got a str", (own, "cosine"), {}),
             ("state_dict as sampler, got a list", (own, None, [1]), {}),
             ("make it of parallel.parameters", (odd(model.parameters(), 0.1),), {}),
-            ("step '2': expected a whole number", (own,), {"step": "2"}),
+            (r"save\(step=...\): expected a whole number, got '2'", (own,), {"step": "2"}),
+            ("step -1: expected a whole number of at least 0", (own,), {"step": -1}),
         )
         for error, words, options in cases:
             with pytest.raises((CheckpointError, DistributedError), match=error):
