@@ -33,7 +33,8 @@ from shardwright.lowering.runtime.runner import Runner
 from shardwright.lowering.runtime.shared import Holders, Shared
 from shardwright.lowering.runtime.spec import EntrySpec, Key, check_stages
 from shardwright.lowering.store.foreign import ForeignCalls
-from shardwright.lowering.store.parameter_store import ParameterStore, places
+from shardwright.lowering.store.parameter_store import ParameterStore
+from shardwright.lowering.store.places import places
 from shardwright.lowering.store.storage import Held, with_others
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces

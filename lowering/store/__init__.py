@@ -7,6 +7,7 @@
     files, spans     formats of files; the boxes of a whole tensor that a rank's part consists of
     shards           the format of torch.distributed.checkpoint, in shards; `slice_reader`: slices of these
     storage          one parameter or buffer: a DTensor outside, this rank's part inside
+    places           how a graph reads each of them
     parameter_store  all of them, with their names, gradients and checkpoints
     loading          a state dict is loaded by all ranks alike, or not at all
     checkpoint_folder

@@ -11,7 +11,6 @@ the source. They remain the same objects afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from shardwright.lowering.store.clipping import clip_gradients
 from shardwright.lowering.store.foreign import ForeignParts
 from shardwright.lowering.store.loading import load
 from shardwright.lowering.store.original import Original
+from shardwright.lowering.store.places import Place
 from shardwright.lowering.store.sources import Source, own_part
 from shardwright.lowering.store.storage import (
     Held,
@@ -40,43 +40,8 @@ from shardwright.lowering.store.storage import (
 )
 from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, R, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.stages import Stages
-
-
-@dataclass(frozen=True)
-class Place:
-    """The way in which a graph reads a parameter or buffer: its layout on each axis of devices, and the stages.
-
-    `shape`: the model's; `padded`: the one with padding, in which it is stored. `trained`: whether the graph computes a
-    gradient of it. `is_complex`: whether it has complex numbers, whose pairs are the last dimension of both shapes.
-    """
-
-    shape: tuple[int, ...]
-    padded: tuple[int, ...]
-    layouts: Layouts
-    stages: tuple[int, ...]
-    trained: bool
-    is_complex: bool = False
-
-
-def places(graph: Graph, stages: Stages) -> dict[str, Place]:
-    """Return the place of each parameter and buffer that a graph reads, by name. `stages`: the same graph, cut."""
-    readers = dict[str, set[int]]()
-    for number, part in enumerate(stages.graphs):
-        for node in part.nodes:
-            if node.op in ("parameter", "buffer"):
-                readers.setdefault(str(node.attr("target")), set()).add(number % stages.num_stages)
-    place_of = dict[str, Place]()
-    for node in graph.nodes:
-        if node.op in ("parameter", "buffer"):
-            name, kind = str(node.attr("target")), graph.types[node.name]
-            on_devices = tuple(x for axis, x in zip(graph.mesh.names, kind.layouts, strict=True) if axis != TIME)
-            stages_of = tuple(sorted(readers.get(name, ())))
-            place_of[name] = Place(node.unpadded, kind.shape, on_devices, stages_of, kind.grad, node.is_complex)
-    return place_of
 
 
 class ParameterStore:
@@ -164,7 +129,7 @@ class ParameterStore:
         buffers = {**carried, **source.buffers}
         values = {**source.parameters, **buffers}
         for name, place in wanted.items():
-            _check_shape(name, place, values.get(name))
+            place.check(name, values.get(name))
         source.agree(ranks, carried)
         kinds, layouts, elsewhere = dict[tuple[str, ...], Hold](), dict[str, Layouts](), set[str]()
         shapes = {name: place.padded for name, place in wanted.items()}
@@ -215,7 +180,7 @@ class ParameterStore:
             )
         for name, place in wanted.items():
             held = self.held.get(name)
-            _check_shape(name, place, None if held is None else held.outside, elsewhere=name in self.elsewhere)
+            place.check(name, None if held is None else held.outside, elsewhere=name in self.elsewhere)
             if place.stages != self._stages[name]:
                 raise PlanError(
                     f"{name}: the plan reads it in pipeline stages {list(place.stages)}, and it is stored in "
@@ -291,15 +256,3 @@ def _layouts(read: Iterable[Place], mesh: Mesh) -> Layouts:
 def _padded(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], value: Tensor) -> tuple[int, ...]:
     """Return the shape in which a tensor of these names is stored; one that nothing reads has no padding."""
     return next((shapes[name] for name in names if name in shapes), real_shape(value))
-
-
-def _check_shape(name: str, place: Place, value: Tensor | None, *, elsewhere: bool = False) -> None:
-    if value is None and not elsewhere:
-        raise PlanError(f"the plan has a parameter or buffer {name!r} that the model does not; plan for this model")
-    if value is not None and real_shape(value) != tuple(place.shape):
-        raise PlanError(
-            f"{name}: the plan has shape {list(place.shape)}, the model {list(real_shape(value))}; plan for this model"
-        )
-    if value is not None and value.is_complex() != place.is_complex:
-        plan, model = ("complex", "real") if place.is_complex else ("real", "complex")
-        raise PlanError(f"{name}: the plan has {plan} numbers, the model {model} ones; plan for this model")
