@@ -324,7 +324,8 @@ def _parts(batch: Mapping[str, Any], many: int) -> list[dict[str, Any]]:
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """Of what is trained: nothing, in some pipeline stages. Its eps is far above gradients that are only rounding."""
     trained = [p for p in model.parameters() if p.requires_grad] or [torch.zeros(())]
-    return torch.optim.AdamW(trained, lr=1e-3, eps=1e-5, fused=True)
+    fused = not any(p.is_complex() for p in trained)  # torch has no fused update of complex numbers
+    return torch.optim.AdamW(trained, lr=1e-3, eps=1e-5, fused=fused)
 
 
 def steps(
