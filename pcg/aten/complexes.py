@@ -108,12 +108,14 @@ def _product(b: GraphBuilder, row: Handler, x: Pair, y: Pair) -> Pair:
 
 
 def _matmul(b: GraphBuilder, x: Any, y: Any) -> Pair:
-    if isinstance(x, Pair) and isinstance(y, Pair):
-        return _product(b, HANDLERS["matmul"], x, y)
+    """Multiply matrices, in the width of their numbers: `torch.autocast` casts no complex ones."""
     row = HANDLERS["matmul"]
-    if isinstance(x, Pair):
-        return Pair(row(b, x.real, y), row(b, x.imag, y))
-    return Pair(row(b, x, y.real), row(b, x, y.imag))
+    with b.outside_autocast():
+        if isinstance(x, Pair) and isinstance(y, Pair):
+            return _product(b, row, x, y)
+        if isinstance(x, Pair):
+            return Pair(row(b, x.real, y), row(b, x.imag, y))
+        return Pair(row(b, x, y.real), row(b, x, y.imag))
 
 
 def _div(b: GraphBuilder, x: Any, y: Any) -> Pair:

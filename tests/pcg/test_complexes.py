@@ -125,3 +125,20 @@ class Refused(nn.Module):
 def test_what_has_no_pairs_is_refused_by_name(kind: str, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(Refused(kind), {"x": torch.ones(2, 4)}, strict=True)
+
+
+def test_autocast_leaves_products_of_complex_matrices_alone() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.lin(x).float()
+            return (torch.complex(y, y.roll(1, 0)) @ self.weight).abs().mean()
+
+    graph = capture(Product(), {"x": torch.randn(8, 4)}, precision="amp_bf16").graph
+    dtypes = {
+        op: [graph.types[node.name].dtype for node in graph.nodes if node.op == op] for op in ("linear", "matmul")
+    }
+    assert dtypes == {"linear": ["bfloat16"], "matmul": ["float32"] * 4}
