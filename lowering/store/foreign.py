@@ -102,6 +102,7 @@ class ForeignCalls:
         given, state = operands[: call.num_inputs], operands[call.num_inputs :]
         part = self.parts.by_name[name]
         args, kwargs = unpacked(call.inputs, given.__getitem__)
+        versions = [_version(x) for x in given]
         device = operands[0].device if operands else torch.device("cpu")
         with _as_captured(call, device):
             if isinstance(part, nn.Module):
@@ -115,9 +116,19 @@ class ForeignCalls:
             else:
                 run = part.apply if isinstance(part, type) else part
                 results = _checked(call, given, private.tree_leaves(run(*args, **kwargs)))
+        if versions != [_version(x) for x in given]:
+            raise ForeignError(
+                f"{name} is foreign and writes into a tensor that it is given, which went unseen when it was captured; "
+                "let it write into a clone"
+            )
         if self._seen is not None:
             self._seen[name, number] = _summary(results)
         return results
+
+
+def _version(x: Tensor) -> int:
+    """Return how often a tensor has been written into; 0 for tensors of `torch.inference_mode`, which do not count."""
+    return 0 if x.is_inference() else x._version
 
 
 def _without_tensors(model: nn.Module, name: str) -> Thing:

@@ -149,9 +149,11 @@ class Parts:
         if other := next((x for x in flat if not isinstance(x, Tensor) and x is not None), None):
             raise _unfit(part, f"it returns a {type(other).__name__}; expected tensors alone")
         returned, buffers = [x for x in flat if isinstance(x, Tensor)], part.buffers() if part.way == "whole" else {}
-        for kind in (dtype_name(x.dtype) if x.layout is torch.strided else str(x.layout) for x in returned):
+        left = *(("returns a tensor", x) for x in returned), *(("has a buffer", x) for x in buffers.values())
+        for what, x in left:
+            kind = dtype_name(x.dtype) if x.layout is torch.strided else str(x.layout)
             if kind not in ITEM_BYTES:
-                raise _unfit(part, f"it returns a tensor of {kind}; expected dense ones of real numbers")
+                raise _unfit(part, f"it {what} of {kind}; expected dense ones of real numbers")
         drew = not torch.equal(drawn, _generator(device).get_state())
         if not isinstance(part.thing, (nn.Module, type)):
             _refuse_effects(part, passed, kwargs, returned, drew=drew)

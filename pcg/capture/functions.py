@@ -41,10 +41,10 @@ def function_named(name: str) -> tuple[str, Callable[..., Any]] | None:
 
 def _unfit(name: str, function: Callable[..., Any]) -> str:
     """Return why the calls of a function cannot stand in a graph, or ""."""
-    place, _, last = name.rpartition(".")
-    if place.startswith(("torch.autograd", "torch.func")) or last in _DIFFERENTIATES:
+    (_, *folders, last) = name.split(".")
+    if folders[:1] in (["autograd"], ["func"]) or last in _DIFFERENTIATES:
         return "it differentiates, and the gradients that it leaves are no results"
-    if place.startswith("torch.distributed"):
+    if folders[:1] == ["distributed"]:
         return "it is a collective, and a foreign part runs as in one process"
     if last.startswith("_"):
         return "it is an operator of Python or private, and all calls of a function become foreign"

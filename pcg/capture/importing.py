@@ -164,13 +164,16 @@ class Importer:
     def _complex_leaf(self, node: torch.fx.Node, kind: str, target: str, *, grad: bool) -> Pair:
         """Return a leaf of complex numbers: a constant as two of real ones, others as one of pairs of real ones."""
         value = node.meta["val"]
+        numbers, where = dtype_name(value.dtype), self._where(next(iter(node.users), node))
         if kind == "input":
-            where = self._where(next(iter(node.users), node))
             what = f"input {target!r} is of complex numbers"
             remedy = "pass torch.view_as_real of it in the batch, and take torch.view_as_complex of it in forward"
             raise CaptureError(f"{where}: {what}; {remedy}").inside(where.module, what)
+        if numbers not in COMPLEX:
+            what = f"{kind} {target!r} is {numbers}; expected {' or '.join(COMPLEX)}"
+            raise CaptureError(f"{where}: {what}").inside(where.module, what)
         if kind != "constant":
-            numbers, name = dtype_name(value.dtype), re.sub(r"\W", "_", target)
+            name = re.sub(r"\W", "_", target)
             pairs = self.builder.leaf(name, kind, (*value.shape, 2), COMPLEX[numbers], target, grad, numbers)
             return unpacked(self.builder, pairs)
         whole, parts = torch.view_as_real(self.constants.pop(target)), list[str]()

@@ -238,6 +238,12 @@ def _written(part: Given, x: Tensor) -> Tensor:
     return x * part.w
 
 
+def _overwritten(part: Given, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * part.w
+
+
 def _summed(part: Given, x: Tensor) -> Tensor:
     y = x * part.w
     dist.all_reduce(y.detach())
@@ -254,6 +260,7 @@ GROUP = list[Any]()
 WRONG: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "shape": (lambda part, x: (x * part.w)[:4], "gives float64[4, 8]; when it was captured, it gave float64[8, 8]"),
     "parameter": (_written, "changes its parameter 'w'"),
+    "argument": (_overwritten, "writes into a tensor that it is given"),
     "collective": (_summed, "calls a collective of its own"),
     "collective in a group": (_summed_in, "calls a collective of its own"),
     "values": (lambda part, x: x * part.w * random.random(), "gives other values on rank 1 than on rank 0"),

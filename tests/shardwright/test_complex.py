@@ -137,6 +137,35 @@ def test_a_foreign_part_with_complex_weights_is_refused() -> None:
         capture(model, batch, foreign={"convs.0": "whole"})
 
 
+def test_a_foreign_part_with_a_complex_buffer_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+            self.register_buffer("turn", torch.ones(4, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) * self.get_buffer("turn").abs()
+
+    model = nn.Sequential(Counting(), nn.Linear(4, 1), nn.Flatten(0)).append(nn.Softmax(0))
+    with pytest.raises(CaptureError, match=r"0 cannot be foreign: it has a buffer of complex64; expected dense ones"):
+        capture(model, {"input": torch.ones(2, 4)}, foreign={"0": "whole"})
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_complex_numbers_of_half_precision_are_refused() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * torch.view_as_real(self.turn).float().sum()).mean()
+
+    with pytest.raises(CaptureError, match=r"parameter 'turn' is complex32; expected complex64 or complex128"):
+        capture(Half(), {"x": torch.ones(2, 4)})
+
+
 def test_a_pin_that_cuts_numbers_is_refused() -> None:
     model, batch = operator()
     with pytest.raises(PlanError, match=r"convs\.0\.weight"):

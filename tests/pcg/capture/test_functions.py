@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import get_overridable_functions, resolve_name
 
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.capture.functions import function_named
@@ -113,6 +114,26 @@ def test_functions_with_effects_are_refused_by_name(name: str) -> None:
 def test_what_is_no_function() -> None:
     for name in ("torch", "torch.Tensor", "torch.float32", "torch.nn.functional.none", "json.dumps", "torch.nn.Linear"):
         assert function_named(name) is None, name
+
+
+def test_every_function_is_known_by_the_name_that_torch_has_for_it() -> None:
+    """A plan has that name, and a program looks the function up by it."""
+    named = {resolve_name(f): f for own in get_overridable_functions().values() for f in own}
+    refused = dict[str, str]()
+    for name, function in named.items():
+        try:
+            known = function_named(name or "")
+        except PlanError as error:
+            refused[str(name)] = str(error)
+        else:
+            assert known is None or known == (name, function), name
+    assert not [name for name in refused if name.startswith("torch.functional.")]
+    assert {name.rpartition(".")[2] for name, told in refused.items() if "it differentiates" in told} == {
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+    }
 
 
 EFFECTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
