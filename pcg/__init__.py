@@ -21,6 +21,7 @@ Ways to carry operators out on devices:
     choice, dispatch, offers  ways to carry out an operator along one axis; rows sent to experts; the set of all ways
     ring                      attention whose keys travel around the devices that share a sequence
     bands                     how far before and after itself a query sees keys, read from how a mask is made
+    bounds                    bounds of values that are made of the positions of queries and keys
     parallel, moves           the four parallel operators; the changes of layout that run as one collective
     results                   what a model returns, as outputs of its graph
     encodings                 what moves may send in place of values, and how far it may be off

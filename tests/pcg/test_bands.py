@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardwright.pcg.bands import ALL, Band, band_of
+from shardwright.pcg.bands import band_of
+from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.capture.capture import capture
 from tests.each import RANDOM_CASES, each
 
