@@ -38,10 +38,6 @@ class Band(NamedTuple):
     def is_empty(self) -> bool:
         return self.first > self.last
 
-    def sees(self, queries: range, keys: range) -> bool:
-        """Return whether the difference of some pair within these ends is in the band."""
-        return not (self & Band(keys[0] - queries[-1], keys[-1] - queries[0])).is_empty
-
 
 ALL, NONE = Band(), Band(inf, -inf)
 

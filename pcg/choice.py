@@ -24,6 +24,7 @@ from itertools import chain
 from math import prod
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
+from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Factor, Signature
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, positions, shard_order
@@ -101,7 +102,8 @@ class Exchange:
 class Running(NamedTuple):
     """An operator that runs on a mesh: its `split`, the sizes of axes, and the shapes of a device's parts.
 
-    `dtypes` are the dtypes of the operands and, last, of the result; `grads` says which operands get a gradient.
+    `dtypes` are the dtypes of the operands and, last, of the result; `grads` says which operands get a gradient. `band`
+    says which keys queries see, if it is attention.
     """
 
     row: Row
@@ -111,6 +113,7 @@ class Running(NamedTuple):
     shapes: LocalShapes
     dtypes: Sequence[str]
     grads: Sequence[bool]
+    band: Band = ALL
 
 
 class Choice(str):

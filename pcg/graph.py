@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs
+from shardwright.pcg.bands import Bands
+from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.choice import Exchange, Running, exchanges, num_senders, sends
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape, Signature
@@ -132,6 +134,14 @@ class Graph:
             num_senders(node.split, self.mesh.sizes) if node.split else 1,
         )
 
+    @cached_property
+    def _bands(self) -> Bands:
+        return Bands(self.by_name, self.types)
+
+    def band(self, node: Node) -> Band:
+        """Return how far before and after itself a query sees keys, if the node is attention; else it says nothing."""
+        return self._bands.of(node) if node.row is not None and node.row.travels else ALL
+
     def exchanges(self, node: Node, dtype_of: Callable[[str], str] = str) -> tuple[Exchange, ...]:
         """Return what devices send each other while an operator runs, by axis in the order of forward.
 
@@ -142,7 +152,8 @@ class Graph:
         types = [self.types[name] for name in (*node.inputs, node.name)]
         dtypes, grads = [dtype_of(t.dtype) for t in types], [t.grad for t in types[:-1]]
         shapes, sizes = self.local_shapes(node), self.mesh.sizes
-        return exchanges(Running(node.row, self.signature(node), node.split, sizes, shapes, dtypes, grads))
+        signature, band = self.signature(node), self.band(node)
+        return exchanges(Running(node.row, signature, node.split, sizes, shapes, dtypes, grads, band))
 
     def validate(self) -> Graph:
         """Check every invariant, and return the graph itself, so that passes can end with it."""

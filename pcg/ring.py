@@ -9,6 +9,9 @@ merge, forward and in both gradients, is a lemma (`verifier/rows/ringproof.py`).
 
 A mask has a value for each pair of a query and a key. It stays: a device has the rows of its queries, of all keys.
 
+A mask, or causal attention, may hide all of a device's keys from another device (`bands`). Then these two have no work
+together, and keys are sent no further than to the last device that sees some of them.
+
 "q@k/b" gives each device its slice of each of b equal blocks. A causal query sees the keys before it. With as many
 blocks as a device has queries, a device has every n-th position, so all devices have equal work in every round.
 
@@ -21,20 +24,31 @@ et al., "Striped Attention: Faster Ring Attention for Causal Transformers" (2023
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, Literal, Self
 
-from shardwright.pcg.choice import Choice, Exchange, Running, Split, Transfers
+from shardwright.pcg.bounds import ALL, Band
+from shardwright.pcg.choice import Choice, Choices, Exchange, Running, Split, Transfers, axes_along, num_senders
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.layout import Layout, Layouts, R, S, positions
 from shardwright.pcg.row import Row
 from shardwright.pcg.types import ITEM_BYTES
 
 WIDE_BYTES = 4
 """The bytes of a number in a sum, at least."""
+Sees = tuple[int, int]
+"""How many devices before its own, and how many after, a device's queries see keys of, at most."""
+
+
+def reach(size: int, sees: Sees) -> tuple[int, ...]:
+    """Return, for each of `size` devices, how many devices on the last one is that sees its keys, around the ring."""
+    before, after = sees
+    return tuple(max(n for n in range(size) if -after <= (i + n) % size - i <= before) for i in range(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,7 @@ class Rounds(Exchange):
     gradient    the bytes of its gradient; 0 if it has none
     result      the bytes of a device's part of the result
     wide        how many times as large a sum is, which is kept in fp32 or wider
+    sees        of which devices a device sees keys; None: of all
     """
 
     collective: ClassVar[Literal["permute"]] = "permute"
@@ -57,20 +72,27 @@ class Rounds(Exchange):
     gradient: int
     result: int
     wide: int
+    sees: Sees | None = None
 
     def sent(self, *, backward: bool = False) -> Transfers[int]:
         """Return what is sent beside each round.
 
-        Forward has a round for each device's keys. Backward has one more, the second part of a device's own: round i
-        sends the keys of round i + 1 and the gradients of round i - 1, where that is another device's.
+        Forward has a round for each device's keys, as far as some are sent. Backward has one more, the second part of a
+        device's own: round i sends the keys of round i + 1 and the gradients of round i - 1, where that is another
+        device's. Devices at the ends of a band send less; a round counts as if all sent what the busiest does.
         """
-        last, keys = self.size - 1, (self.size * self.block,)
+        last, keys = self.hops, (self.size * self.block,)
         if not last:
             return Transfers((), ((),))
         if not backward:
             return Transfers((), (*((keys,) * last), ()))
         gradients = (self.size * self.gradient,) if self.gradient else ()
-        return Transfers((), tuple(keys * (i < last) + gradients * (i > 1) for i in range(self.size + 1)))
+        return Transfers((), tuple(keys * (i < last) + gradients * (i > 1) for i in range(last + 2)))
+
+    @property
+    def hops(self) -> int:
+        """How many devices on the keys of a device are sent, at most."""
+        return self.size - 1 if self.sees is None else max(reach(self.size, self.sees))
 
     def held_bytes(self, *, backward: bool = False) -> int:
         """Return the size of two blocks, and of what a round gives, beside sums in fp32 if these are wider.
@@ -84,7 +106,7 @@ class Rounds(Exchange):
         return 3 * self.block + (self.wide + 1 + (self.size > 2)) * self.gradient + (1 + copies) * self.result
 
     def call(self, axis: str, group: str) -> str:
-        return f"ring={axis}"
+        return f"ring={axis}" if self.sees is None else f"ring={axis}, sees={self.sees}"
 
 
 class Ring(Choice):
@@ -158,7 +180,53 @@ class Ring(Choice):
         gradient = block if any(running.grads[i] for i in running.row.travels) else 0
         for axis, (choice, size) in enumerate(zip(running.split, running.sizes, strict=True)):
             if isinstance(choice, cls):
-                yield Rounds(axis, size, block, gradient, prod(shapes.local_result) * item, max(1, WIDE_BYTES // item))
+                seen = seen_around(running.band, running.signature, running.split, running.sizes, axis)
+                result, wide = prod(shapes.local_result) * item, max(1, WIDE_BYTES // item)
+                yield Rounds(axis, size, block, gradient, result, wide, seen)
+
+
+def num_seen(band: Band, signature: Signature, split: Choices, sizes: Sequence[int]) -> int:
+    """Return of how many devices, itself included, a device uses parts of operands, at most, of all that send some."""
+    for axis, choice in enumerate(split):
+        if isinstance(choice, Ring) and (sees := seen_around(band, signature, split, sizes, axis)) is not None:
+            return min(sizes[axis], 1 + sum(sees))
+    return num_senders(split, sizes)
+
+
+def seen_around(band: Band, signature: Signature, split: Choices, sizes: Sequence[int], axis: int) -> Sees | None:
+    """Return which devices along the axis of a ring see keys of which; None: each sees keys of all."""
+    ring = split[axis]
+    assert isinstance(ring, Ring)
+    if band == ALL:
+        return None
+    queries, keys = (next(f.size for f in signature.factors if f.name == name) for name in (ring.queries, ring.keys))
+    return _seen_around(band, queries, keys, split, tuple(sizes), axis)
+
+
+@lru_cache(maxsize=1024)
+def _seen_around(
+    band: Band, num_queries: int, num_keys: int, split: Choices, sizes: tuple[int, ...], axis: int
+) -> Sees | None:
+    ring, size = split[axis], sizes[axis]
+    assert isinstance(ring, Ring)
+    along = tuple(axes_along(split, ring.queries))
+    digits = tuple(S(0, choice.blocks) if i in along else R for i, choice in enumerate(split))
+
+    def queries(own: int) -> range:
+        ends = [[own if i == axis else n * (size - 1) for i, size in enumerate(sizes)] for n in (0, 1)]
+        first, last = (positions(num_queries, digits, sizes, at) for at in ends)
+        return range(num_queries) if first is None or last is None else range(first[0], last[-1] + 1)
+
+    whole, part = range(num_keys), num_keys // size
+    parts = [whole[i * part :][:part] if ring.blocks == 1 else whole[i::size] for i in range(size)]
+    begins, ends = [keys[0] for keys in parts], [keys[-1] for keys in parts]
+    before = after = 0
+    for own in range(0 if band.is_empty else size):
+        mine = queries(own)
+        first, stop = bisect_left(ends, mine[0] + band.first), bisect_right(begins, mine[-1] + band.last)
+        if first < stop:
+            before, after = max(before, own - first), max(after, stop - 1 - own)
+    return None if min(before, after) >= size - 1 else (before, after)
 
 
 def _keys(row: Row, signature: Signature) -> Iterator[str]:

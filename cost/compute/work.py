@@ -92,6 +92,7 @@ class Local:
         written: how the operator is written in code: see `pcg.analysis.written`.
         senders: devices that send it rows (`LocalShapes`).
         step: from each of its positions to the next, along the factor that the row counts (`Row.spaced`).
+        seen: of how many senders, itself included, it uses something.
     """
 
     row: Row | None
@@ -104,6 +105,7 @@ class Local:
     written: Written = ""
     senders: float = 1
     step: int = 1
+    seen: int = 1
 
     @property
     def dtype(self) -> str:
@@ -247,23 +249,23 @@ def _attention(part: Local) -> Passes:
     """Return fused attention: the backward computes the scores again, five multiplications instead of two.
 
     Where causal queries are split, the device with the last queries sees the most keys, and all others wait for it.
-    Where keys travel, the parts of `senders` devices are one kernel each, and what they give is merged. If neighbouring
-    positions lie on other devices, each of these parts has half of the pairs, on every device.
+    Where keys travel, the parts of the devices that are `seen` are one kernel each, and what they give is merged. If
+    neighbouring positions lie on other devices, each of these parts has half of the pairs, on every device.
     Source: Dao et al., "FlashAttention" (2022), section 3.1 and appendix B.
     """
     q, k = part.operands[0].shape, part.operands[1].shape
     shape = (prod(q[:-2]), q[-2], k[-2], q[-1])
-    rounds, offset = round(part.senders), part.shapes.operands[0][-2] // part.step - q[-2]
+    rounds, senders, offset = part.seen, round(part.senders), part.shapes.operands[0][-2] // part.step - q[-2]
     apart = k[-2] if part.step == 1 else 0
     causal = bool(part.attrs.get("causal", False))
-    mask = _bytes(part.operands[3:]) // rounds  # its columns, for the keys of one part
+    mask = _bytes(part.operands[3:]) // senders  # its columns, for the keys of one part
     num_bytes = _bytes(part.operands[:3]) + mask + part.result.num_bytes
     again = num_bytes + part.result.num_bytes + _bytes(part.trained)
     forward, backward = list[Work](), list[Work]()
-    for number in range(rounds):
+    for number in range(senders - rounds, senders):
         seen = _seen(q[-2], k[-2], offset - number * apart) if causal else q[-2] * k[-2]
         flops = 2.0 * shape[0] * seen * (q[-1] + part.operands[2].shape[-1])
-        own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (rounds == 1 or seen < q[-2] * k[-2]))
+        own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (senders == 1 or seen < q[-2] * k[-2]))
         forward.append(own)
         backward.append(replace(own, flops=2.5 * flops, num_bytes=again, backward=True))
     merges, sums = (rounds - 1) * [_merge(part.result)], (rounds - 1) * [*map(_merge, part.operands[:3])]

@@ -340,12 +340,20 @@ class Steps(Operations):
         if row is not None and row.contraction:
             of_weights = tuple([self.is_weight(name) for name in node.inputs])  # not weights that the program casts
         fusion = self._fusions.get(node.name, UNFUSED)
-        key = (node.op, node.attrs, node.split, operands, kind, how, of_weights, fusion)
+        band = self.graph.band(node)
+        key = (node.op, node.attrs, node.split, operands, kind, how, of_weights, fusion, band)
         if (found := self.known.operators.get(key)) is None:
             scratch = operator_scratch(node.op, self.bytes_of(node.inputs[0])) if node.inputs else Scratch()
             cost = self._node_cost(node, operands, kind, how, of_weights, fusion)
             serial = NodeCost(
-                node, [t.erased() for t in operands], kind.erased(), self.graph.mesh.sizes, self.compute, (), how
+                node,
+                [t.erased() for t in operands],
+                kind.erased(),
+                self.graph.mesh.sizes,
+                self.compute,
+                (),
+                how,
+                band,
             )
             split = node.split or (WHOLE,) * len(self.graph.mesh)
             found = self.known.operators[key] = Operator(
@@ -403,7 +411,7 @@ class Steps(Operations):
         serial = [TensorType(t.shape, self.dtype(t.dtype), (), t.grad) for t in operands]
         result = TensorType(kind.shape, self.dtype(kind.dtype), (), kind.grad)
         sizes = sizes or self.graph.mesh.sizes
-        cost = NodeCost(node, serial, result, sizes, self.compute, (), how)
+        cost = NodeCost(node, serial, result, sizes, self.compute, (), how, self.graph.band(node))
         split = node.split or (WHOLE,) * len(sizes)
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self._rates:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from shardwright.lowering.private import FakeTensor
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.ring import ring_attention
-from shardwright.lowering.runtime.ring_places import Sees
+from shardwright.pcg.ring import Sees
 
 
 def sdpa(

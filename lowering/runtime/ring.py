@@ -32,7 +32,8 @@ from shardwright.lowering.runtime.partial_attention import (
     wide_dtype,
     without_any,
 )
-from shardwright.lowering.runtime.ring_places import Places, Sees
+from shardwright.lowering.runtime.ring_places import Places
+from shardwright.pcg.ring import Sees
 
 # pyright: reportIncompatibleMethodOverride=false
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.lowering.ranks.movement import Axis
-
-Sees = tuple[int, int]
-"""How many ranks before its own, and how many after, a rank's queries see keys of, at most."""
+from shardwright.pcg.ring import Sees, reach
 
 
 class Tile(NamedTuple):
@@ -73,10 +71,7 @@ class Places:
     @cached_property
     def reach(self) -> tuple[int, ...]:
         """How many ranks on, around the ring, the last one is that sees a rank's keys."""
-        size, (before, after) = self.axis.size, self.sees
-        return tuple(
-            max(n for n in range(size) if -after <= (number + n) % size - number <= before) for number in range(size)
-        )
+        return reach(self.axis.size, self.sees)
 
     @property
     def next(self) -> int:

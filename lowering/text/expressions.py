@@ -12,7 +12,6 @@ import torch
 from shardwright.lowering.text.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.text.pieces import attribute, foreign_call, literal, opaque_call
 from shardwright.pcg.analysis import copies_data
-from shardwright.pcg.bands import seen_around
 from shardwright.pcg.choice import axes_along, step_along
 from shardwright.pcg.foreign import is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph, Node
@@ -20,7 +19,6 @@ from shardwright.pcg.layout import shard_order
 from shardwright.pcg.node import RECEIVED
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
-from shardwright.pcg.ring import Ring
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
 from shardwright.pcg.step.pairs import Pair
@@ -272,8 +270,6 @@ class Expressions:
             along = axes_along(node.split, node.split[exchange.axis].inner.factors[0])
             outer = [a for a in along if a < exchange.axis and mesh.sizes[a] > 1]
             yield exchange.call(mesh.names[exchange.axis], self._position(outer))
-            if isinstance(node.split[exchange.axis], Ring) and (seen := seen_around(self.graph, node, exchange.axis)):
-                yield f"sees={seen}"
 
     def _shard(self, kind: TensorType) -> str:
         steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)

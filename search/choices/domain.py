@@ -22,6 +22,7 @@ from shardwright.cost.timeline.clock import SHARING, exposed_s
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.choice import COPIED, WHOLE, Choice, Choices, indivisible
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Node
@@ -171,10 +172,11 @@ def node_options(
     costs: MoveCosts,
     compute: Compute,
     written: Written,
+    band: Band = ALL,
 ) -> Options:
     """Return the choices of one operator that are `certified` on each axis; `written`: how it is written in code.
 
-    Microbatches send each other nothing.
+    `band`: which keys queries see, if it is attention. Microbatches send each other nothing.
     """
     sizes, shapes = mesh.sizes, (*(t.shape for t in operands), result.shape)
     attrs = tuple(own for own in node.attrs if own[0] != "seed")
@@ -182,7 +184,7 @@ def node_options(
         options_along(node.op, attrs, shapes, size, own, sending=name != TIME, copied=result.grad)
         for name, size, own in zip(mesh.names, sizes, certified, strict=True)
     )
-    cost = NodeCost(node, operands, result, sizes, compute, (), written)
+    cost = NodeCost(node, operands, result, sizes, compute, (), written, band)
     choices, numbers = combine(per_axis, cost.signature, shapes, sizes)
     parts, of = cost.parts([own.options for own in per_axis], numbers)
     forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]

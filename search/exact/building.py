@@ -106,11 +106,12 @@ class ProblemBuilder:
     def fastest_s(self, node: Node, graph: Graph, how: Written) -> float:
         """Return the seconds of an operator of a serial graph in its fastest layouts; `how`: how it is written."""
         operands, result = [graph.types[i] for i in node.inputs], graph.types[node.name]
-        key = "fastest", node.op, tuple(a for a in node.attrs if a[0] != "seed"), tuple(operands), how
+        band = graph.band(node)
+        key = "fastest", node.op, tuple(a for a in node.attrs if a[0] != "seed"), tuple(operands), how, band
 
         def least() -> float:
             own = (self.certified(node, operands) | {WHOLE},) * len(self.mesh)
-            options = node_options(node, operands, result, self.mesh, own, self.costs, self.compute, how)
+            options = node_options(node, operands, result, self.mesh, own, self.costs, self.compute, how, band)
             return float((options.forward_s + options.backward_s).min())
 
         return self.interner.get(key, least)
@@ -223,7 +224,8 @@ class _Build:
     def _options(self, node: Node, allowed: tuple[frozenset[Choice], ...], how: Written) -> Options:
         everything = tuple(own | {WHOLE} for own in allowed)
         operands, result = [self.types[i] for i in node.inputs], self.types[node.name]
-        return node_options(node, operands, result, self.b.mesh, everything, self.b.costs, self.b.compute, how)
+        costs, compute, band = self.b.costs, self.b.compute, self.graph.band(node)
+        return node_options(node, operands, result, self.b.mesh, everything, costs, compute, how, band)
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[Choice], ...]:
         """Return, per axis, the certified choices that the restriction leaves."""
@@ -248,9 +250,9 @@ class _Build:
         return frozenset(c for c in found if not self._sums_constants(node, c))
 
     def _kind(self, node: Node) -> Hashable:
-        """Return a key of an operator and its operands' types; it is equal for equal nodes of repeated blocks."""
+        """Return a key of an operator and its operands; it is equal for equal nodes of repeated blocks."""
         attrs = tuple(a for a in node.attrs if a[0] != "seed")
-        return (node.op, attrs, *(self.kinds[i] for i in node.inputs))
+        return (node.op, attrs, self.graph.band(node), *(self.kinds[i] for i in node.inputs))
 
     def _sums_constants(self, node: Node, choice: Choice) -> bool:
         """Return whether a choice asks for partial sums of a value that no parameter reaches: nothing makes these."""

@@ -16,9 +16,14 @@ from torch.nn import functional as F
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
+from shardwright.cost.predict import node_costs
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering.runtime.spec import check_stages
 from shardwright.lowering.text.emit import emit
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.ring import Rounds
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
@@ -175,6 +180,35 @@ def test_a_window_says_which_ranks_see_each_other() -> None:
         calls = [line for line in emit(planned(own, cell).graph).splitlines() if "ring=cp" in line]
         assert len(calls) == 2, cell
         assert all(f", {sees})" in call if sees else "sees" not in call for call in calls), (calls, cell)
+
+
+def sent_bytes(own: Case, plan: Plan) -> int:
+    """The bytes that a rank sends around the ring in a step."""
+    with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as shift:
+        stepped(own, plan)
+    messages = (message for call in shift.call_args_list for message in call.args[0])
+    return sum(message.tensor.nbytes for message in messages if message.op is dist.isend)
+
+
+def test_the_busiest_rank_sends_what_is_predicted() -> None:
+    """Without a band, and under windows of one rank and of two before a rank."""
+    cells = [Cell(WAYS[1], 1, "none", (4, 2), 2, seq, torch.float64, kind, 0.0)
+             for kind, seq in (("even", 16), ("window", 16), ("window", 8))]  # fmt: skip
+    cases = [case(cell) for cell in cells]
+    plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
+    found = run_all([(4, partial(sent_bytes, own, plan)) for own, plan in zip(cases, plans, strict=True)])
+    for cell, plan, by_rank, hops in zip(cells, plans, found, (3, 1, 2), strict=True):
+        steps = Steps(plan.graph, plan.cluster, plan.execution)
+        rings = [node for node in plan.graph.nodes if plan.graph.exchanges(node)]
+        messages = program(plan.graph, plan.cluster, plan.execution).messages().items()
+        predicted = sum(n * message.num_bytes for message, n in messages if message.collective == "send")
+        dry = dry_run(plan.graph, 2, plan.execution).messages  # of a rank with others before and after it
+        assert {m: n for m, n in dry.items() if m.collective in ("send", "receive")} == {
+            m: n for m, n in messages if m.collective in ("send", "receive")
+        }, cell
+        blocks = [sent.block for node in rings for sent in plan.graph.exchanges(node) if isinstance(sent, Rounds)]
+        assert max(by_rank) == predicted == 3 * hops * sum(blocks) > 0, cell
+        assert sum(node_costs(steps)[node.name].communication_bytes for node in rings) == predicted, cell
 
 
 def test_a_ring_of_one_rank_is_attention() -> None:

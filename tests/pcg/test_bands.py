@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardwright.pcg.bands import band_of
 from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.capture.capture import capture
 from tests.each import RANDOM_CASES, each
@@ -33,7 +32,7 @@ class Attending(nn.Module):
 
 def derived(mask: Mask) -> Band:
     graph = capture(Attending(mask), {"x": torch.randn(1, 2, LENGTH, 4)}).graph
-    return next(band_of(graph, node) for node in graph.leaves("sdpa"))
+    return next(graph.band(node) for node in graph.leaves("sdpa"))
 
 
 def hull(mask: Mask) -> Band:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import random
 from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
 
+from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.choice import Transfers
+from shardwright.pcg.choice import Split, Transfers
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.interpret import denote, run_devices, run_serial
@@ -17,7 +20,7 @@ from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.offers import sending
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.ring import Ring, Rounds
+from shardwright.pcg.ring import Ring, Rounds, seen_around
 from shardwright.pcg.text import parse_graph, print_graph
 from tests.lowering.parallelize import parallelize
 
@@ -135,5 +138,32 @@ def test_memory_is_that_of_a_few_blocks_and_of_sums_in_fp32() -> None:
 
 
 def test_the_call_names_the_axis() -> None:
-    (sent,) = rounds(*ringed(attention(), Mesh.of(x=2), RING))
-    assert sent.call("x", "") == "ring=x"
+    for causal, call in ((False, "ring=x"), (True, "ring=x, sees=(1, 0)")):
+        (sent,) = rounds(*ringed(attention(causal), Mesh.of(x=2), RING))
+        assert sent.call("x", "") == call
+
+
+def drawn(rng: random.Random) -> tuple[int, int, int, int, Band]:
+    """Devices of a ring, and of another axis that splits queries; queries, keys, and a band, which may be empty."""
+    size, others = rng.choice([2, 3, 4]), rng.choice([1, 2])
+    first, last = rng.choice([-inf, rng.randint(-12, 8)]), rng.choice([inf, 0, rng.randint(-8, 12)])
+    return size, others, size * others * rng.randint(1, 5), size * rng.randint(1, 9), Band(first, last)
+
+
+def test_devices_see_those_that_have_a_key_in_the_band() -> None:
+    """Counted pair by pair. A device of a ring counts as if it had all queries between its first and its last."""
+    rng = random.Random(3)
+    for number in range(400):
+        size, others, queries, keys, band = drawn(rng)
+        signature = ROWS["sdpa"].signature([(1, 1, queries, 4), (1, 1, keys, 4), (1, 1, keys, 4)], {})
+        inside, part = number % 2 == 0, queries // (size * others)
+        split = (Ring("q", "k"), Split("q")) if inside else (Split("q"), Ring("q", "k"))
+        sizes = (size, others) if inside else (others, size)
+        apart = []
+        for own, other in product(range(size), repeat=2):
+            starts = [(own * others + i if inside else i * size + own) * part for i in range(others)]
+            mine, theirs = range(starts[0], starts[-1] + part), range(other * keys // size, (other + 1) * keys // size)
+            apart += [own - other] * any(band.first <= k - q <= band.last for q in mine for k in theirs)
+        seen = max([0, *apart]), max([0, *(-n for n in apart)])
+        expected = None if band == ALL or min(seen) >= size - 1 else seen
+        assert seen_around(band, signature, split, sizes, split.index("q@k")) == expected, (size, others, band)

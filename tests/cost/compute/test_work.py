@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,6 +20,7 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import WORK_KINDS, Passes
 from shardwright.lowering.runtime import kernels
+from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.choice import WHOLE, Split
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import R, S, shard_order
@@ -39,13 +41,14 @@ def costed(
     attrs: Mapping[str, Any],
     sizes: tuple[int, ...] = (),
     untrained: Mapping[int, str] | None = None,
+    band: Band = ALL,
 ) -> NodeCost:
     """An operator of float32 operands that all get a gradient, but those that are `untrained`, of these dtypes."""
     row, dtypes = ROWS[op], untrained or {}
     operands = [TensorType(s, dtypes.get(i, "float32"), (), i not in dtypes) for i, s in enumerate(shapes)]
     result = TensorType(row.signature(shapes, attrs).result_shape, "float32", (), True)
     node = Node("x", op, tuple(f"x{i}" for i in range(len(shapes))), tuple(sorted(attrs.items())))
-    return NodeCost(node, operands, result, sizes, COMPUTE, (), "")
+    return NodeCost(node, operands, result, sizes, COMPUTE, (), "", band)
 
 
 def whole(op: str, shapes: Sequence[Shape], attrs: Mapping[str, Any]) -> Passes:
@@ -298,3 +301,18 @@ def test_rounds_of_a_ring_are_together_the_attention_of_all_keys(causal: bool) -
     assert sums == [(2 * 4 * 8 * 8,)] * 3
     assert [w.shape for w in ring.backward if w.kind == "pointwise"] == [(512,), (256,), (256,)] * 3
     assert (ring.groups, split.groups) == (4, 1)
+
+
+@each(("band", "seen"), [(Band(-8, 0), 2), (Band(-9, 0), 3), (Band(-8, 8), 3), (Band(0, 0), 1), (Band(last=0), 4)])
+def test_a_ring_computes_what_the_busiest_device_sees(band: Band, seen: int) -> None:
+    """Of 32 positions on 4 devices; the search's table of parts says the same as a part alone."""
+    shapes = [(2, 4, 32, 8), (2, 2, 32, 8), (2, 2, 32, 8), (32, 32)]
+    cost = costed("sdpa", shapes, {"causal": False, "scale": None}, (4,), {3: "bool"}, band)
+    ring, layouts = parse_choice("q@k"), (*[(S(2),)] * 3, (S(0),))
+    found = cost.passes((ring,), layouts, (S(2),))
+    assert [sum(w.kind == "attention" for w in works) for works in (found.forward, found.backward)] == [seen, seen]
+    assert (found.groups, sum(w.kind == "pointwise" for w in found.forward)) == (seen, seen - 1)
+    (sent,) = cost.exchanges((ring,), layouts, (S(2),))
+    assert len(sent.sent(backward=False).listed) == {Band(-8, 8): 3}.get(band, seen - 1)
+    parts, _ = cost.parts([[(ring, (*[S(2)] * 3, S(0)), S(2))]], np.zeros((1, 1), np.int64))
+    assert parts[0] == cost.part((ring,), layouts, (S(2),))._replace(step=parts[0].step)

@@ -21,6 +21,7 @@ from shardwright.lowering.runtime.attention import sdpa
 from shardwright.lowering.runtime.partial_attention import plain_backward, plain_forward
 from shardwright.lowering.runtime.ring_places import Tile, tiles
 from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.ring import Rounds
 from tests.each import RANDOM_CASES
 from tests.lowering.runs import run_all
 
@@ -175,13 +176,16 @@ def test_ranks_that_see_few_others_compute_and_send_no_more() -> None:
 
 
 SENT = [
-    ((-16, 16), (3, 3, 3, 3), (6, 6, 6, 6)),
-    ((-16, 0), (1, 2, 3, 0), (1, 3, 5, 3)),
-    ((-5, 0), (1, 2, 2, 0), (1, 3, 4, 2)),
-    ((-4, 0), (1, 1, 1, 0), (1, 2, 2, 1)),
-    ((0, 0), (0, 0, 0, 0), (0, 0, 0, 0)),
+    ((-16, 16), (3, 3, 3, 3), (6, 6, 6, 6), (3, 6)),
+    ((-16, 0), (1, 2, 3, 0), (1, 3, 5, 3), (3, 6)),
+    ((-5, 0), (1, 2, 2, 0), (1, 3, 4, 2), (2, 4)),
+    ((-4, 0), (1, 1, 1, 0), (1, 2, 2, 1), (1, 2)),
+    ((0, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0)),
 ]
-"""A band of 16 queries and keys on 4 ranks, and how many messages each rank sends forward, and backward."""
+"""A band of 16 queries and keys on 4 ranks, how many messages each rank sends forward, and backward, and the price.
+
+A price counts the busiest rank of each round. Where all ranks see all before them, it is another one in some rounds.
+"""
 
 
 def sent_by(case: Attention) -> tuple[int, int]:
@@ -197,11 +201,19 @@ def sent_by(case: Attention) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def priced(case: Attention, size: int) -> tuple[int, int]:
+    """How many messages a price counts, forward and backward."""
+    sent = Rounds(axis=0, size=size, block=1, gradient=1, result=0, wide=1, sees=case.sees(size))
+    forward, backward = (len(sent.sent(backward=backward).listed) for backward in (False, True))
+    return forward, backward
+
+
 def test_keys_and_gradients_go_as_far_as_they_are_seen() -> None:
     shapes = ((1, 1, 16, 8),) * 3 + ((16, 16),)
     cases = [Attention(shapes, False, None, torch.float64, (True, True, True, False), band=b) for b, *_ in SENT]
     jobs = [(4, lambda case=case: sent_by(case)) for case in cases]
-    assert [(own.band, *zip(*by_rank, strict=True)) for own, by_rank in zip(cases, run_all(jobs), strict=True)] == SENT
+    runs = zip(cases, run_all(jobs), strict=True)
+    assert [(own.band, *zip(*by_rank, strict=True), priced(own, 4)) for own, by_rank in runs] == SENT
 
 
 def kept_beside(dtype: torch.dtype) -> int:

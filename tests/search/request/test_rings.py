@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.plans import CERTIFIED, fast_links
+from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.ring import Ring
+from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
 from shardwright.search.tree.reshaped import reshaped
@@ -95,3 +98,26 @@ def test_other_shapes_of_batch_are_in_a_ring_or_named_as_the_first(attend: Atten
         return
     plan = reshaped(first, graph, CERTIFIED, {})
     assert {node.split for node in plan.graph.leaves("sdpa")} == {("q@k",)}
+
+
+def unlike(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention under a window, and twice without one, by masks of equal types."""
+    places = torch.arange(q.shape[-2])
+    masks = [places > places[:, None] - 9, places > places[:, None] - 3, places > places[:, None] - 9]
+    for mask in masks:
+        v = F.scaled_dot_product_attention(q, k, v, mask & (places <= places[:, None]))
+    return v
+
+
+def test_rings_under_unlike_masks_have_prices_of_their_own() -> None:
+    """A window of 3 of 16 positions on 4 devices reaches one device before; one of 9, two."""
+    plan = planned(unlike, 16, cp=4)
+    steps = Steps(plan.graph, plan.cluster, plan.execution)
+    costs = [steps.operator(node).cost for node in plan.graph.leaves("sdpa")]
+    assert [len(cost.ways.listed) for cost in costs] == [2, 1, 2]
+    assert costs[0].forward_s == costs[2].forward_s > costs[1].forward_s
+    graph = serial(unlike, 16)
+    problem = ProblemBuilder(plan.cluster, plan.mesh, CERTIFIED).build(graph)
+    priced = [problem.domains[node.name] for node in graph.leaves("sdpa")]
+    wide, near, again = (domain.time_s[domain.splits.index((Ring("q", "k"),))] for domain in priced)
+    assert wide == again > near
