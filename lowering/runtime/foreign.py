@@ -15,6 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering.store.foreign import ForeignCalls
 
+_Made = tuple[list[tuple[Tensor, bool]], Tensor | None]
+"""The results of a call, each with whether autograd follows it, and the generator's state after the call."""
+
 
 class Once:
     """The foreign calls of one run of a region. `pack`, `unpack`: how values are kept outside of regions."""
@@ -27,13 +30,13 @@ class Once:
         generator: torch.Generator | None,
     ) -> None:
         self.foreign, self.hooks, self.generator = foreign, (pack, unpack), generator
-        self.made: list[tuple[list[Tensor], Tensor | None]] = []  # results, and the generator's state after the call
+        self.made: list[_Made] = []
 
     def call(self, name: str, number: int, *operands: Tensor) -> tuple[Tensor, ...]:
         with saved_tensors_hooks(*self.hooks):
             results = self.foreign.call(name, number, *operands)
         state = None if self.generator is None else self.generator.get_state()
-        self.made.append(([x.detach() for x in results], state))
+        self.made.append(([(x.detach(), x.requires_grad) for x in results], state))
         return results
 
     def again(self) -> Again:
@@ -44,14 +47,14 @@ class Once:
 class Again:
     """The results of foreign calls, in order, for a region that is made again."""
 
-    def __init__(self, made: Iterator[tuple[list[Tensor], Tensor | None]], generator: torch.Generator | None) -> None:
+    def __init__(self, made: Iterator[_Made], generator: torch.Generator | None) -> None:
         self.made, self.generator = made, generator
 
     def call(self, name: str, number: int, *operands: Tensor) -> tuple[Tensor, ...]:
         results, state = next(self.made)
         if self.generator is not None and state is not None:
             self.generator.set_state(state)
-        return tuple(results)
+        return tuple(x.detach().requires_grad_(follows) for x, follows in results)  # so that as much is saved as before
 
 
 def calls_foreign(operand: object) -> bool:

@@ -137,6 +137,38 @@ def test_a_part_is_not_made_again() -> None:
                 assert_same_step(step, expected[number], 1e-11, f"recompute {mode.recompute}, step {number}")
 
 
+class Mixing(nn.Module):
+    """A function of torch whose result and another value are multiplied, so that autograd saves both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.relu(self.up(x)))
+        return x + torch.corrcoef(y) @ y.tanh()
+
+
+def test_products_with_what_a_part_gives_are_made_again() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = nn.ModuleList([Mixing(), Mixing()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.h:
+                x = block(x)
+            return x.square().mean()
+
+    torch.manual_seed(0)
+    model, batch = Stack().double(), {"x": torch.randn(ROWS, WIDTH).double()}
+    one = Case(model, batch, capture(model, batch, find=True))
+    modes = [DEFAULT, Execution(recompute="full")]
+    for ranks in one.on_ranks_of([(data(one), mode) for mode in modes], lambda own: parallel_step(own, batch)):
+        for step in ranks:
+            assert_same_step(step, serial_step(one), 1e-10)
+
+
 class Spiking(nn.Module):
     """A neuron whose state is the value of the step before, with its history."""
 
