@@ -43,7 +43,7 @@ class SliceReader(FileSystemReader):
 
 
 def _box(file: Path, offset: int, length: int, item: ReadItem) -> Tensor | None:
-    """Return a slice of the tensor that lies at this place of a file; None for another kind of tensor.
+    """Return a slice of the tensor that lies at this place of a file; None for one that its bytes alone do not say.
 
     It is copied byte by byte, as archives lie anywhere in a file.
     """
@@ -53,7 +53,8 @@ def _box(file: Path, offset: int, length: int, item: ReadItem) -> Tensor | None:
     mapped.seek(offset - start)
     stored = torch.load(cast("IO[bytes]", mapped), map_location="meta", weights_only=True)
     record = private.record_offset(stored)
-    if type(stored) is not Tensor or record is None or not stored.nbytes:
+    is_as_stored = type(stored) is Tensor and not stored.is_conj() and not stored.is_neg()
+    if not is_as_stored or record is None or not stored.nbytes:
         return None
     size = stored.itemsize
     data = torch.frombuffer(mapped, dtype=torch.uint8, offset=offset - start + record)

@@ -27,6 +27,8 @@ TENSORS: dict[str, Tensor] = {
     "eighth": torch.randn(24, 10).to(torch.float8_e4m3fn),
     "flags": torch.rand(24, 10) > 0.5,
     "complex": torch.randn(24, 10, dtype=torch.complex64),
+    "conjugate": torch.randn(24, 10, dtype=torch.complex64).conj(),
+    "negative": torch.randn(24, 10, dtype=torch.complex64).conj().imag,
     "number": torch.tensor(7),
     "one": torch.tensor([3.5]),
     "nothing": torch.zeros(0, 10),
