@@ -47,8 +47,9 @@ def whole_model(parallel: ParallelModule, *, everywhere: bool) -> nn.Module | No
         for rank, (_, of_rank) in sorted(enumerate(by_rank), key=lambda item: (item[1][0], item[0])):
             for kind in of_rank:
                 owners.setdefault(kind.name, (rank, kind))
+        kinds_of_all = [kind for _, kind in owners.values()]
         takes = everywhere or dist.get_rank() == 0
-        made = on_all_ranks(lambda: _copied(parallel, owners, everywhere=everywhere) if takes else None)
+        made = on_all_ranks(lambda: _copied(parallel, kinds_of_all, everywhere=everywhere) if takes else None)
         several = len({stage for stage, _ in by_rank}) > 1
         for name, (owner, kind) in owners.items():
             value = _gathered(given[name]) if by_rank[owner][0] == ranks.stages.rank else None
@@ -80,14 +81,14 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(parameters, module.named_buffers(remove_duplicate=False))
 
 
-def _copied(parallel: ParallelModule, names: Iterable[str], *, everywhere: bool) -> _Copy:
-    """Copy the user's model, without the values of the named tensors. Raises `CheckpointError` where that cannot be."""
+def _copied(parallel: ParallelModule, kinds: Iterable[_Kind], *, everywhere: bool) -> _Copy:
+    """Copy the user's model, without the values of the given tensors. Raises `CheckpointError` where that cannot be."""
     if parallel.maker is None or (model := parallel.maker.model()) is None:
         raise CheckpointError(
             "export: the model that was compiled is gone, so there is none to copy; keep a reference to it, or export "
             "into a folder"
         )
-    old = {name: _tensor_at(model, name) for name in names}
+    old = {kind.name: _tensor_at(model, kind) for kind in kinds}
     distinct = {id(value): value for value in old.values()}
     _check_room(distinct.values(), everywhere=everywhere)
     memo = {key: _room_for(value) for key, value in distinct.items()}
@@ -106,8 +107,9 @@ def _copied(parallel: ParallelModule, names: Iterable[str], *, everywhere: bool)
     return _Copy(made, tensors)
 
 
-def _tensor_at(model: nn.Module, name: str) -> Tensor:
+def _tensor_at(model: nn.Module, kind: _Kind) -> Tensor:
     """Return a parameter, a buffer, or what forward changes although it is none."""
+    name = kind.name
     path, _, attribute = name.rpartition(".")
     try:
         value = getattr(model.get_submodule(path), attribute)
@@ -116,6 +118,11 @@ def _tensor_at(model: nn.Module, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise CheckpointError(
             f"export: {type(model).__name__} has no tensor {name!r} that could be replaced; export into a folder"
+        )
+    if tuple(value.shape) != kind.shape:
+        raise CheckpointError(
+            f"export: {name!r} of {type(model).__name__} was {list(kind.shape)} when it was compiled, and is "
+            f"{list(value.shape)} now; export into a folder, or compile the model anew"
         )
     return value
 
@@ -131,9 +138,10 @@ def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _room_for(value: Tensor) -> Tensor:
-    """Return memory for a tensor on its device; on the host, where it had none."""
+    """Return memory for a tensor on its device, of its own for each element; on the host, where it had none."""
     device = "cpu" if is_unreal(value) else value.device
-    room = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
+    like = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+    room = torch.empty_like(like, device=device)
     return nn.Parameter(room, value.requires_grad) if isinstance(value, nn.Parameter) else room
 
 

@@ -76,7 +76,7 @@ def digests(values: Sequence[Tensor]) -> list[Tensor]:
 
 def _numbers(value: Tensor) -> Tensor:
     """Return a tensor's bits as integers, eight bytes at a time where these divide them."""
-    flat = value.detach().reshape(-1)
+    flat = value.detach().reshape(-1).contiguous()  # a vector of spaced numbers is reshaped as it is
     flat = torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
     size = flat.element_size()
     if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8:  # the reads then depend on the shape alone

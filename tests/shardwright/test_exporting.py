@@ -122,7 +122,7 @@ class Odd(nn.Module):
         self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
         self.last.weight = self.first.weight
         self.unread = nn.Parameter(torch.randn(3))
-        self.register_buffer("scale", torch.full((8,), 2.0), persistent=False)
+        self.register_buffer("scale", torch.full((1,), 2.0).expand(8), persistent=False)
         self.words = ["kept"]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -221,7 +221,9 @@ def test_a_model_that_does_not_fit_is_told_before_memory_is_taken(monkeypatch: p
         parallel = sw.compile(model, sw.Cluster.local(2), kwargs={"x": X}, timeout_s=60, check_capture="never")
         with pytest.raises((CheckpointError, DistributedError)) as error:
             sw.export(parallel, everywhere=True)
-        model.first = nn.Linear(8, 8)
+        model.first, model.unread = nn.Linear(8, 8), nn.Parameter(torch.randn(1))
+        with pytest.raises((CheckpointError, DistributedError), match=r"'unread' of Odd was \[3\] .* and is \[1\]"):
+            sw.export(parallel)
         del model.unread
         with pytest.raises((CheckpointError, DistributedError), match="Odd has no tensor 'unread'"):
             sw.export(parallel)

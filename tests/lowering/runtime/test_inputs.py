@@ -227,6 +227,8 @@ def test_digests_tell_values_and_places_apart() -> None:
     assert digest(odd) != digest(odd.flip(0))
     assert digest(nan) == digest(nan.clone())
     assert digest(torch.zeros(0)) == digest(torch.zeros(0, 3)) == 0
+    spaced = torch.arange(16.0)[::2], torch.ones(1).expand(8), torch.arange(16.0).view(8, 2)[:, 1]
+    assert [digest(v) for v in spaced] == [digest(v.clone()) for v in spaced]
     assert digest(torch.zeros(2)) != digest(torch.zeros(4))
     long = torch.arange((1 << 15) + 5)
     assert digest(long) != digest(torch.cat([long[:-2], long[-2:].flip(0)]))
