@@ -49,10 +49,11 @@ class Rotating(nn.Module):
         self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.cdouble))
         self.first, self.turn = nn.Linear(WIDTH, 2 * WIDTH), nn.Parameter(torch.randn(WIDTH, dtype=torch.cdouble))
         self.unused = nn.Parameter(torch.randn(WIDTH, 2, dtype=torch.cdouble))
+        self.mix = nn.Linear(WIDTH, WIDTH, dtype=torch.cdouble)
 
     def forward(self, x: Tensor) -> Tensor:
         z = torch.view_as_complex(self.first(x).unflatten(-1, (WIDTH, 2)))
-        y = z * self.get_buffer("table") * self.turn + self.turn.conj()
+        y = self.mix(z) * self.get_buffer("table") * self.turn + self.turn.conj()
         with torch.no_grad():
             self.get_buffer("mean").mul_(0.9).add_(0.1 * z.mean(0))
         return (y - self.get_buffer("mean")).abs().square().mean()

@@ -107,15 +107,20 @@ def _product(b: GraphBuilder, row: Handler, x: Pair, y: Pair) -> Pair:
     return Pair(real, b.op("add", row(b, x.real, y.imag), row(b, x.imag, y.real)))
 
 
-def _matmul(b: GraphBuilder, x: Any, y: Any) -> Pair:
+def _matmul(b: GraphBuilder, x: Any, y: Any, row: str = "matmul") -> Pair:
     """Multiply matrices, in the width of their numbers: `torch.autocast` casts no complex ones."""
-    row = HANDLERS["matmul"]
+    multiply = HANDLERS[row]
     with b.outside_autocast():
         if isinstance(x, Pair) and isinstance(y, Pair):
-            return _product(b, row, x, y)
+            return _product(b, multiply, x, y)
         if isinstance(x, Pair):
-            return Pair(row(b, x.real, y), row(b, x.imag, y))
-        return Pair(row(b, x, y.real), row(b, x, y.imag))
+            return Pair(multiply(b, x.real, y), multiply(b, x.imag, y))
+        return Pair(multiply(b, x, y.real), multiply(b, x, y.imag))
+
+
+def _linear(b: GraphBuilder, x: Any, weight: Any, bias: Any = None) -> Pair:
+    y = _matmul(b, x, weight, "linear")
+    return y if bias is None else _parts(b, HANDLERS["add"], (y, bias), {})
 
 
 def _div(b: GraphBuilder, x: Any, y: Any) -> Pair:
@@ -227,6 +232,7 @@ _HANDLERS: dict[str, Handler] = {
     "empty": _fill(0.0),
     "exp": _exp,
     "imag": lambda b, x: x.imag,
+    "linear": _linear,
     "matmul": _matmul,
     "mm": _matmul,
     "mul": _mul,
