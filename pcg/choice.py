@@ -86,6 +86,11 @@ class Exchange:
         raise NotImplementedError
 
     @property
+    def is_even(self) -> bool:
+        """Whether all devices send as much; else `sent` is what the busiest does."""
+        return True
+
+    @property
     def counts_bytes(self) -> int:
         """The bytes of the transfer that says how much others send, which no schedule carries; 0: there is none."""
         return 0

@@ -90,6 +90,10 @@ class Rounds(Exchange):
         return Transfers((), tuple(keys * (i < last) + gradients * (i > 1) for i in range(last + 2)))
 
     @property
+    def is_even(self) -> bool:
+        return self.sees is None
+
+    @property
     def hops(self) -> int:
         """How many devices on the keys of a device are sent, at most."""
         return self.size - 1 if self.sees is None else max(reach(self.size, self.sees))

@@ -19,6 +19,8 @@ TOLERANCE = 0.05
 """The largest error of the predicted peak, relative to that of the dry run."""
 UNSEEN = ("context", "communication", "slack")
 """Categories of memory that are not tensors: the driver's, the library's and what the allocator holds beyond."""
+AROUND = ("send", "receive")
+"""The messages of rounds around a ring, of which a mask may leave some ranks fewer."""
 MOST_SHOWN = 20
 _Key = tuple[str, str, str]
 """A collective, its axis, and the kind of data that it sends."""
@@ -35,6 +37,8 @@ class DryRunReport(Report):
         self.stage = stage_of(meshes, run.rank)
         self.mesh = meshes[self.stage]
         self.messages = self.program.messages(self.stage)
+        rounds = (sent for node in lowered.nodes for sent in lowered.exchanges(node))
+        self.uneven = {lowered.mesh.names[sent.axis] for sent in rounds if not sent.is_even}
         if plan.execution.schedule.num_stages > 1:
             self.messages += cut(lowered, plan.execution).messages(run.rank)
         timeline = simulate(self.program.without(UNSEEN)).stages[self.stage]
@@ -59,10 +63,15 @@ class DryRunReport(Report):
 
     def _wrong_messages(self) -> Iterable[str]:
         for message in sorted({*self.messages, *self.run.messages}):
-            expected, got = self.messages.get(message, 0), self.run.messages.get(message, 0)
-            if expected != got:
+            if self._is_wrong(message):
+                expected, got = self.messages.get(message, 0), self.run.messages.get(message, 0)
                 what = f"{message.collective} of {message.kind} along {message.axis} of {message.num_bytes:,} bytes"
                 yield f"{what}: predicted {plural(expected, 'time')}, the dry run has {got}"
+
+    def _is_wrong(self, message: Message) -> bool:
+        """Return whether the rank does not send what is predicted: less is right where that is the busiest rank's."""
+        expected, got = self.messages.get(message, 0), self.run.messages.get(message, 0)
+        return expected != got and not (got < expected and message.collective in AROUND and message.axis in self.uneven)
 
     def _wrong_memory(self) -> Iterable[str]:
         if abs(self.memory_error) > TOLERANCE:
@@ -92,16 +101,18 @@ class DryRunReport(Report):
         rows = [
             (*key, *(str(side.get(key, (0, 0))[0]) for side in (predicted, found)),
              *(size(side.get(key, (0, 0))[1]) for side in (predicted, found)),
-             "ok" if self._equal(key) else "OFF")
+             self._verdict(key))
             for key in sorted({*predicted, *found})
         ]  # fmt: skip
         columns = ("collective", "axis", "of", ">predicted", ">dry run", ">predicted", ">dry run", "")
         lines = ["what a rank sends in a step; bytes are those of the whole tensor of a group"]
         return Paragraph("Collectives", lines, columns, rows)
 
-    def _equal(self, key: _Key) -> bool:
-        sides = ({m: n for m, n in side.items() if _key(m) == key} for side in (self.messages, self.run.messages))
-        return next(sides) == next(sides)
+    def _verdict(self, key: _Key) -> str:
+        own = [message for message in {*self.messages, *self.run.messages} if _key(message) == key]
+        if any(map(self._is_wrong, own)):
+            return "OFF"
+        return "ok" if all(self.messages.get(m, 0) == self.run.messages.get(m, 0) for m in own) else "ok, at most"
 
     def _memory(self) -> Paragraph:
         run = self.run

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
+from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import node_costs
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
@@ -206,6 +207,10 @@ def test_the_busiest_rank_sends_what_is_predicted() -> None:
         assert {m: n for m, n in dry.items() if m.collective in ("send", "receive")} == {
             m: n for m, n in messages if m.collective in ("send", "receive")
         }, cell
+        reports = [DryRunReport(plan, dry_run(plan.graph, rank, plan.execution)) for rank in range(4)]
+        assert [any(" times, the dry run" in own for own in report.findings) for report in reports] == 4 * [False], cell
+        assert ("ok, at most" in str(reports[0])) == (hops < 3), cell
+        assert "ok, at most" not in str(reports[2]), cell
         blocks = [sent.block for node in rings for sent in plan.graph.exchanges(node) if isinstance(sent, Rounds)]
         assert max(by_rank) == predicted == 3 * hops * sum(blocks) > 0, cell
         assert sum(node_costs(steps)[node.name].communication_bytes for node in rings) == predicted, cell
