@@ -34,7 +34,7 @@ Pad = bool | int
 _OPTION = Argument(
     (object,), "what docs/planning.md says", ("torch.nn:Module", "torch:Tensor", "torch.optim:Optimizer")
 )
-_NAMED = _OPTION._replace(types=(bool, str, Sequence, Mapping))
+_NAMED = _OPTION._replace(types=(bool, str, Sequence, Mapping), expected="names, as docs/planning.md says")
 KINDS: Mapping[str, Argument] = {
     "model": Argument(("torch.nn:Module",), "a module, such as Net()"),
     "cluster": Argument((Cluster,), "a cluster, such as Cluster.preset('dgx-h100') or Cluster.local(2)"),
@@ -56,7 +56,7 @@ _OPTIONS: Mapping[str, Argument] = {
     "strict": FLAG._replace(types=(bool, NoneType)),
     "timeout_s": SECONDS,
     "time_limit_s": SECONDS,
-    "microbatches": _OPTION._replace(types=(int,)),
+    "microbatches": _OPTION._replace(types=(int,), expected="a whole number"),
     "pins": _NAMED,
     "per_microbatch": _NAMED,
     "foreign": _NAMED,

@@ -92,20 +92,26 @@ def read_topo(text: str, source: str) -> Wiring:
                     f"{', '.join(_PATHS)}"
                 )
     paths = tuple(tuple(matrix[index][:size]) for index in range(size))
+    _check_both_ways(paths, source)
+    return Wiring(paths)
+
+
+def _check_both_ways(paths: Sequence[Sequence[str]], source: str) -> None:
+    size = len(paths)
     unlike = next(((i, j) for i in range(size) for j in range(i) if paths[i][j] != paths[j][i]), None)
     if unlike is not None:
         i, j = unlike
         raise ClusterError(
             f"{source}: GPU{i} to GPU{j} is {paths[i][j]} and back {paths[j][i]}; a connection is the same both ways"
         )
-    return Wiring(paths)
 
 
 def read_nccl(text: str, source: str) -> Wiring:
     """Return the wiring from an NCCL topology file (`NCCL_TOPO_DUMP_FILE` writes one); `source` names it in errors.
 
     Raises:
-        ClusterError: not NCCL's, without GPUs, or with a GPU or a link where there can be none.
+        ClusterError: not NCCL's, without GPUs, with a GPU or a link where there can be none, or with a link one way
+            only.
         ScheduleError: no plain XML, or a number out of range.
     """
     root = read_xml(text, source, _MOST_DEPTH)
@@ -118,6 +124,7 @@ def read_nccl(text: str, source: str) -> Wiring:
         )
     size = len(gpus)
     paths = tuple(tuple("X" if i == j else _path(gpus[i], gpus[j]) for j in range(size)) for i in range(size))
+    _check_both_ways(paths, source)
     speeds = [net.number("speed", 0, 10**9, 0) for net in _inside(root, "net")]
     return Wiring(paths, sum(speeds) / 8000)
 

@@ -77,9 +77,13 @@ OPTIMIZER = torch.optim.AdamW(NET.parameters())
         (sw.compile, {"weights": NET.state_dict()}, "load a state_dict into the model, got an object of type"),
         (sw.compile, {"loss_fn": torch.ones(2)}, "a function of the model's result and the batch, got"),
         (sw.compile, {"timeout_s": "long"}, "a number of seconds, got 'long'"),
-        *((sw.plan, {name: odd}, rf"plan\({name}=...\): expected what docs/planning.md says, got an object of type")
-          for name, odd in [("mesh", torch.ones(2)), ("roles", OPTIMIZER), ("microbatches", torch.ones(2)),
-                            ("pins", NET), ("pins", [NET]), ("foreign", NET), ("pad", OPTIMIZER), ("stages", NET)]),
+        *((sw.plan, {name: odd}, rf"plan\({name}=...\): expected {kind}, got an object of type")
+          for kind, options in {
+              "what docs/planning.md says": [("mesh", torch.ones(2)), ("roles", OPTIMIZER), ("pad", OPTIMIZER),
+                                             ("stages", NET)],
+              "names, as docs/planning.md says": [("pins", NET), ("pins", [NET]), ("foreign", NET)],
+              "a whole number": [("microbatches", torch.ones(2))],
+          }.items() for name, odd in options),
     ],
 )  # fmt: skip
 def test_objects_that_are_no_options_are_refused_in_a_line(function: Any, words: Any, message: str) -> None:

@@ -244,6 +244,10 @@ def test_nccls_topology(text: str, paths: list[str], network_gb_per_s: float) ->
             system(card(0, to(0, 4)).replace('"4"', '"many"')),
             r"t.xml, line 1, nvlink: count: expected a whole number from 1 to 999, got 'many'; correct it",
         ),
+        (
+            system(card(0, to(1, 4)) + card(1)),
+            r"t.xml: GPU1 to GPU0 is PHB and back NV4; a connection is the same both ways",
+        ),
         (system(card(0) + NIC.replace("200000", "-1")), r"t.xml, line 1, net: speed: expected a whole number from 0"),
     ],
 )
