@@ -36,8 +36,11 @@ def may_split(topology: Topology) -> bool:
 
 
 @lru_cache(maxsize=16)
-def split(topology: Topology) -> tuple[Topology, Mapping[Edge, Sequence[Path]]]:
-    """Return the ranks with links of their own, and the paths that each stands for; `may_split` holds."""
+def split(topology: Topology) -> tuple[Topology, Mapping[Edge, Sequence[Path]]] | None:
+    """Return the ranks with links of their own, and the paths that each stands for; `may_split` holds.
+
+    None: whole links cannot be paired so that they join all ranks, as where a relay has fewer links in than out.
+    """
     least = _bound(topology, paths := [(link.src, link.dst) for link in topology.links])
     for relay in range(topology.num_ranks, topology.num_nodes):
         while (into := [path for path in paths if path[-1] == relay]) and any(path[0] == relay for path in paths):
@@ -46,12 +49,15 @@ def split(topology: Topology) -> tuple[Topology, Mapping[Edge, Sequence[Path]]]:
     by_edge = defaultdict[Edge, list[Path]](list)
     for path in paths:
         by_edge[path[0], path[-1]].append(path)
-    return Topology(topology.name, topology.num_ranks, _links(topology, paths)), by_edge
+    try:
+        return Topology(topology.name, topology.num_ranks, _links(topology, paths)), by_edge
+    except ClusterError:
+        return None
 
 
-def over_relays(topology: Topology, schedule: Schedule) -> Schedule:
+def over_relays(topology: Topology, paths: Mapping[Edge, Sequence[Path]], schedule: Schedule) -> Schedule:
     """Return a schedule for a split network on the whole one: transfers take the paths of a link in turn."""
-    turns = {edge: cycle([tuple(pairwise(path)) for path in paths]) for edge, paths in split(topology)[1].items()}
+    turns = {edge: cycle([tuple(pairwise(path)) for path in among]) for edge, among in paths.items()}
     return on(topology, schedule, lambda src, dst: next(turns[src, dst]))
 
 

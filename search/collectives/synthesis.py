@@ -170,9 +170,11 @@ class _Task:
                 yield gather
 
     def _past_relays(self, pieces: int) -> Iterator[Schedule]:
-        network, _ = split(self.topology)
+        if (parts := split(self.topology)) is None:
+            return
+        network, paths = parts
         direct = greedy(network, self._gather(pieces), self.num_bytes, symmetries(network))
-        gather = over_relays(self.topology, direct)
+        gather = over_relays(self.topology, paths, direct)
         if self.kind != "all_reduce":
             yield gather
         elif self.topology.is_two_way:

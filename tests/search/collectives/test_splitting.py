@@ -10,7 +10,7 @@ import pytest
 from shardwright.cost.clusters.networks import preset_topology
 from shardwright.pcg.collectives.bounds import least_seconds_per_byte
 from shardwright.pcg.collectives.collective import collective
-from shardwright.pcg.collectives.topology import Resource, Topology, joined
+from shardwright.pcg.collectives.topology import Link, Resource, Topology, joined
 from shardwright.search.collectives.sketch import Sketch
 from shardwright.search.collectives.splitting import may_split, split
 from shardwright.search.collectives.synthesis import synthesize
@@ -31,7 +31,7 @@ def scattered() -> Topology:
 
 def test_links_are_paired_without_loss() -> None:
     whole = scattered()
-    network, paths = split(whole)
+    network, paths = split(whole) or pytest.fail("not split")
     assert (network.num_ranks, network.relays) == (8, ())
     links = Counter(edge for own in paths.values() for path in own for edge in pairwise(path))
     assert max(links.values()) == 1
@@ -54,9 +54,19 @@ def test_scattered_ranks_come_near_the_bound(kind: str) -> None:
 
 def test_links_back_to_where_they_come_from_are_left_out() -> None:
     star = preset_topology("star:2")
-    network, paths = split(star)
+    network, paths = split(star) or pytest.fail("not split")
     assert set(network.by_edge) == set(paths) == {(0, 1), (1, 0)}
     assert network.latency_s([(0, 1)]) == pytest.approx(star.latency_s(star.path(0, 1)))
+
+
+def test_links_that_only_parts_of_would_pair_are_left_to_other_schedules() -> None:
+    """One link leads from rank 0 to relay 4, and three on; only one of these would be reached."""
+    edges = [(0, 4), (1, 0), (1, 3), (2, 4), (3, 1), (4, 0), (4, 2), (4, 3)]
+    odd = Topology("odd", 2, tuple(Link(*edge, Fraction(10**9), 1e-6) for edge in edges), ("2", "3", "4"))
+    assert may_split(odd)
+    assert split(odd) is None
+    *_, best = synthesize(odd, "all_gather", SIZE, sketch=Sketch(pieces=(1,)), exact=False)
+    assert_right(best.schedule, odd)
 
 
 def test_what_is_not_split() -> None:
