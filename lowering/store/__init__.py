@@ -15,7 +15,7 @@
     chunks           the chunks of a weight that stages share and split in several ways
     dcp_folder       folders by plain FSDP2 and torchtitan: which of their tensors is which
     moments, staging an optimizer's states by name; copies that are written beside further steps
-    foreign          parts of the model that programs call as they are
+    foreign          parts of the model that programs call as they are; `lent`: tensors in them during a call
     original         the user's own model, which keeps its untrained weights
     clipping         gradients clipped by their global norm
     parts, members   the compiled model's modules, which hold tensors by name and have no code

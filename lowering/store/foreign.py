@@ -9,7 +9,7 @@ those of any other operator do.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,6 +23,7 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.agreement import gathered
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.store.deferred import is_unreal
+from shardwright.lowering.store.lent import lent
 from shardwright.pcg.capture.foreign import Thing, part_of
 from shardwright.pcg.errors import ForeignError, PlanError
 from shardwright.pcg.foreign import Call, calls, unpacked
@@ -109,7 +110,7 @@ class ForeignCalls:
                 same = self.training == self.parts.training
                 with (
                     nullcontext() if same else _in_mode(part, training=self.training),
-                    _lent(part, call, state) as written,
+                    lent(part, call, state) as written,
                 ):
                     returned = private.tree_leaves(part.forward(*args, **kwargs))
                     results = _checked(call, given, (*returned, *written()))
@@ -180,33 +181,6 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 @contextmanager
-def _lent(module: nn.Module, call: Call, state: Sequence[Tensor]) -> Generator[Callable[[], list[Tensor]]]:
-    """Lend a module its parameters and buffers; yield what gives the buffers' new values after the call."""
-    places = [(_place(module, name), tensor) for names, tensor in zip(call.state, state, strict=True) for name in names]
-    before = [dict_[key] for (dict_, key), _ in places]
-    versions = [tensor._version for tensor in state]
-    written = set(call.written)
-    for (dict_, key), tensor in places:
-        dict_[key] = tensor
-    for name in written:  # the program reads the old value, and writes the new one itself
-        dict_, key = _place(module, name)
-        dict_[key] = dict_[key].detach().clone()
-
-    def values() -> list[Tensor]:
-        for names, tensor, version in zip(call.state, state, versions, strict=True):
-            dict_, key = _place(module, names[0])
-            if written.isdisjoint(names) and (tensor._version != version or dict_[key] is not tensor):
-                raise ForeignError(f"{call.name} is foreign and {_written(module, names[0])}")
-        return [_place(module, name)[0][name.rpartition(".")[2]].detach() for name in call.written]
-
-    try:
-        yield values
-    finally:
-        for ((dict_, key), _), tensor in zip(places, before, strict=True):
-            dict_[key] = tensor
-
-
-@contextmanager
 def _in_mode(module: nn.Module, *, training: bool) -> Generator[None]:
     """Run a part in this mode, of a model that was copied in the other one."""
     flags = [(inner, inner.training) for inner in module.modules()]
@@ -216,24 +190,6 @@ def _in_mode(module: nn.Module, *, training: bool) -> Generator[None]:
     finally:
         for inner, flag in flags:
             inner.training = flag
-
-
-def _written(module: nn.Module, name: str) -> str:
-    """Return what is wrong with a write into a tensor of a module."""
-    dict_, key = _place(module, name)
-    if dict_ is module.get_submodule(name.rpartition(".")[0])._buffers:
-        return f"changes its buffer {key!r}, which it may not where it runs along the batch; let it run whole"
-    return (
-        f"changes its parameter {name!r}, and only optimizers change parameters; make it a buffer (register_buffer), "
-        "or change it after the step"
-    )
-
-
-def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Return where a module holds a parameter or buffer: the dictionary, and the key."""
-    path, _, key = name.rpartition(".")
-    owner = module.get_submodule(path)
-    return (owner._parameters if key in owner._parameters else owner._buffers), key
 
 
 def _checked(call: Call, given: Sequence[Tensor], returned: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -18,13 +18,14 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from bench.accuracy import prepare
-from shardwright import checking, planning
+from shardwright import checking
 from shardwright.api import compile, plan
 from shardwright.checking import check_capture, same_but_for_sizes
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.options import check_when
+from shardwright.pcg.capture import capture as capturing
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.errors import CaptureError, ShardwrightError
 from shardwright.pcg.node import Node
@@ -544,7 +545,7 @@ def test_every_rank_is_told_what_rank_0_compares(
     assert Plan.from_json(json.loads(compared.text())) == compared
     assert "captured graph  equal to an eager step: losses to " in str(PlanReport(compared))
     assert plan(model, CLUSTER, kwargs=BATCH, mesh={"x": 2}).capture_check is None
-    monkeypatch.setattr(planning, "capture", _untruthful(captured))
+    monkeypatch.setattr(capturing, "capture", _untruthful(captured))
     first, second = run_ranks(_refused, 2, args=(model, None))
     line = "Model: a step of the captured graph is not the eager one, on this batch (rounding alone moves gradients by"
     assert first[0].startswith(f"CaptureError: {line}")
