@@ -56,8 +56,8 @@ def export(
 
     Every rank calls it. Without a folder it returns a copy of the model that was compiled, of its own class, with the
     weights and buffers that `parallel` has: on rank 0, or on every rank. Tied tensors are tied, tensors lie on the
-    devices of the model's own, and what else the model holds is copied as it is. `save_pretrained` and `generate` of
-    transformers work on it.
+    devices of the model's own, in the dtypes that `parallel` has, and what else the model holds, such as its mode, is
+    copied as it is. `save_pretrained` and `generate` of transformers work on it.
 
     The folder gets `model.safetensors`, or several files and their index `model.safetensors.index.json`, as
     `from_pretrained` of transformers, `compile(weights=folder)` and other tools read them; the configuration is the

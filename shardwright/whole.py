@@ -6,7 +6,8 @@ user's model ──deepcopy, with new tensors in the place of old ones──▶ 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -51,12 +52,17 @@ def whole_model(parallel: ParallelModule, *, everywhere: bool) -> nn.Module | No
         takes = everywhere or dist.get_rank() == 0
         made = on_all_ranks(lambda: _copied(parallel, kinds_of_all, everywhere=everywhere) if takes else None)
         several = len({stage for stage, _ in by_rank}) > 1
+        filled, unlike = dict[int, str](), list[tuple[str, str]]()
         for name, (owner, kind) in owners.items():
             value = _gathered(given[name]) if by_rank[owner][0] == ranks.stages.rank else None
             if several:
                 value = _sent(value, kind, owner, ranks.device)
             if made is not None and value is not None:
-                made.tensors[name].copy_(value)
+                room = made.tensors[name]
+                if (first := filled.setdefault(id(room), name)) != name and not _alike(room, value):
+                    unlike.append((first, name))
+                room.copy_(value)
+        on_all_ranks(partial(_refuse_tied_later, unlike))
     return None if made is None else made.model
 
 
@@ -81,7 +87,7 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(parameters, module.named_buffers(remove_duplicate=False))
 
 
-def _copied(parallel: ParallelModule, kinds: Iterable[_Kind], *, everywhere: bool) -> _Copy:
+def _copied(parallel: ParallelModule, kinds: Collection[_Kind], *, everywhere: bool) -> _Copy:
     """Copy the user's model, without the values of the given tensors. Raises `CheckpointError` where that cannot be."""
     if parallel.maker is None or (model := parallel.maker.model()) is None:
         raise CheckpointError(
@@ -89,9 +95,9 @@ def _copied(parallel: ParallelModule, kinds: Iterable[_Kind], *, everywhere: boo
             "into a folder"
         )
     old = {kind.name: _tensor_at(model, kind) for kind in kinds}
-    distinct = {id(value): value for value in old.values()}
+    distinct = {id(old[kind.name]): (old[kind.name], kind.dtype) for kind in kinds}
     _check_room(distinct.values(), everywhere=everywhere)
-    memo = {key: _room_for(value) for key, value in distinct.items()}
+    memo = {key: _room_for(value, dtype) for key, (value, dtype) in distinct.items()}
     tensors = {name: memo[id(value)] for name, value in old.items()}
     try:
         made = copy.deepcopy(model, dict(memo))
@@ -137,20 +143,35 @@ def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         )
 
 
-def _room_for(value: Tensor) -> Tensor:
+def _room_for(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return memory for a tensor on its device, of its own for each element; on the host, where it had none."""
     device = "cpu" if is_unreal(value) else value.device
-    like = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+    like = torch.empty_strided(value.size(), value.stride(), dtype=dtype, device="meta")
     room = torch.empty_like(like, device=device)
     return nn.Parameter(room, value.requires_grad) if isinstance(value, nn.Parameter) else room
 
 
-def _check_room(values: Iterable[Tensor], *, everywhere: bool) -> None:
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ by rounding at most, as copies that pipeline stages have of one may."""
+    is_rounded = other.is_floating_point() or other.is_complex()
+    other = other.to(one)
+    return torch.allclose(one, other, 1e-3, 1e-6, equal_nan=True) if is_rounded else torch.equal(one, other)
+
+
+def _refuse_tied_later(unlike: Sequence[tuple[str, str]]) -> None:
+    for first, name in unlike:
+        raise CheckpointError(
+            f"export: {first!r} and {name!r} are one tensor in the model, and were two when it was compiled, which "
+            "training has made unlike; export into a folder, or untie them"
+        )
+
+
+def _check_room(values: Iterable[tuple[Tensor, torch.dtype]], *, everywhere: bool) -> None:
     """Raise `CheckpointError` if a device has no room for what ranks of this machine take."""
     needed = dict[torch.device, int]()
-    for value in values:
+    for value, dtype in values:
         device = torch.device("cpu") if is_unreal(value) else value.device
-        needed[device] = needed.get(device, 0) + value.nbytes
+        needed[device] = needed.get(device, 0) + value.numel() * dtype.itemsize
     launch = find_launch()
     local = (launch and launch.local_world) or dist.get_world_size()
     for device, num_bytes in needed.items():

@@ -167,6 +167,27 @@ def test_the_model_itself_with_its_trained_weights(name: str) -> None:
                 torch.testing.assert_close(torch.tensor(state[n]), value, rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_done_to_the_model_after_it_was_compiled_changes_no_weight() -> None:
+    """Its dtypes do not round them; of weights that are tied later there would be one for two."""
+
+    def body(_: None) -> tuple[torch.dtype, bool, str]:
+        model = Odd()
+        parallel = sw.compile(
+            model, sw.Cluster.local(2), kwargs={"x": X}, timeout_s=60, check_capture="never", **PLANS["zero"]
+        )
+        weight = parallel.state_dict()["first.weight"].full_tensor()
+        model.half()
+        found: Any = sw.export(parallel, everywhere=True)
+        model.first.bias = model.last.bias
+        with pytest.raises((CheckpointError, DistributedError)) as error:
+            sw.export(parallel)
+        return found.first.weight.dtype, torch.equal(found.first.weight, weight), str(error.value)
+
+    for rank, (dtype, equal, text) in enumerate(run_ranks(body, 2, 60, args=(None,))):
+        assert (dtype, equal) == (torch.float32, True)
+        assert "'first.bias' and 'last.bias' are one tensor in the model, and were two" in text, rank
+
+
 @pytest.mark.parametrize("name", ["stages", "zero"])
 def test_transformers_goes_on_with_the_model_itself(name: str) -> None:
     def body(folder: Path) -> list[int]:
