@@ -35,7 +35,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.corrcoef": torch.corrcoef,
     "torch.Tensor.cov": lambda y: y.cov(),
     "torch.linalg.lstsq": lambda y: torch.linalg.lstsq(y, y.roll(1, 0)).solution,
-    "torch.combinations": lambda y: torch.combinations(y[:, 0]),
 }
 
 
