@@ -136,10 +136,11 @@ def test_what_is_kept_for_backward(name: str) -> None:
 def test_attention_keeps_the_log_sum_exp_of_each_query(dtype: torch.dtype) -> None:
     """In fp32 or wider. Torch keeps two numbers of a generator beside it."""
     shapes, row = ((2, 4, 24, 8), (2, 2, 16, 8), (2, 2, 16, 8)), ROWS["sdpa"]
-    operands, kept = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes], dict[int, int]()
+    q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    kept = dict[int, int]()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(memory(x), x.nbytes), lambda x: x):
-        y = F.scaled_dot_product_attention(*operands, enable_gqa=True)
-    own = {memory(x) for x in (*operands, y)}
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    own = {memory(x) for x in (q, k, v, y)}
     shapes_of = LocalShapes.whole(row.signature(shapes, {"causal": False, "scale": None}))
     expected = sum(row.beside_bytes(item, shapes_of, str(dtype).removeprefix("torch.")) for item in row.saves)
     assert 0 <= sum(size for place, size in kept.items() if place not in own) - expected <= 16
