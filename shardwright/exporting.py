@@ -21,7 +21,7 @@ from shardwright.pcg.arguments import FLAG, NUMBER, PATH, checked
 from shardwright.pcg.errors import CheckpointError, MachineError
 from shardwright.planned import require_plan
 from shardwright.ranks import from_all_ranks, on_all_ranks
-from shardwright.whole import whole_model
+from shardwright.whole import first_names, whole_model
 
 MAX_FILE_BYTES = 5 * 10**9
 INDEX = "model.safetensors.index.json"
@@ -83,7 +83,7 @@ def export(
         return whole_model(parallel, everywhere=everywhere)
     target, ranks = Path(folder), parallel.ranks
     with waiting("export", ranks.timeout_s), torch.no_grad():
-        own = dict(_first_names(parallel))
+        own = dict(first_names(parallel.state_dict(keep_vars=True).items()))
         on_all_ranks(lambda: _refuse_wide(own))
         sizes = {name: value.numel() * value.element_size() for name, value in own.items()}
         listed = from_all_ranks((ranks.stages.rank, sizes))
@@ -102,15 +102,6 @@ def export(
         total = sum(file.num_bytes for _, file in order)
         on_all_ranks(lambda: _end(target, names, of, total) if dist.get_rank() == 0 else None)
     return of
-
-
-def _first_names(parallel: ParallelModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of this rank's state, each under its first name."""
-    seen = set[int]()
-    for name, value in parallel.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield name, value.detach()
 
 
 def _refuse_wide(values: Mapping[str, Tensor]) -> None:

@@ -41,7 +41,7 @@ def whole_model(parallel: ParallelModule, *, everywhere: bool) -> nn.Module | No
     """
     ranks = parallel.ranks
     with waiting("export", ranks.timeout_s), torch.no_grad():
-        given = dict(_first_names(parallel))
+        given = dict(first_names(_named(parallel)))
         kinds = [_Kind(name, tuple(value.shape), value.dtype) for name, value in given.items()]
         by_rank = from_all_ranks((ranks.stages.rank, kinds))
         owners = dict[str, tuple[int, _Kind]]()
@@ -73,16 +73,17 @@ class _Copy(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-def _first_names(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers, each under its first name; those that are not saved too."""
+def first_names(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors, each under the first of its names."""
     seen = set[int]()
-    for name, value in _named(module):
+    for name, value in named:
         if id(value) not in seen:
             seen.add(id(value))
             yield name, value.detach()
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers under all of their names; those that are not saved too."""
     parameters = module.named_parameters(remove_duplicate=False)
     return chain(parameters, module.named_buffers(remove_duplicate=False))
 
