@@ -77,7 +77,7 @@ class Affine(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Where a truth value can be true, and where it can be false."""
+    """A truth value over a region: the band where it can be true, and the band where it can be false."""
 
     true: Band
     false: Band

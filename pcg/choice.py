@@ -35,7 +35,7 @@ U = TypeVar("U")
 
 
 class Transfers(NamedTuple, Generic[T]):
-    """What is sent around an operator, in the order of time; `T` says it of each transfer, such as its bytes.
+    """The transfers around an operator, in the order of time. `T` describes one transfer, for example by its bytes.
 
     before   while the operator waits
     beside   while it computes: of each of so many equal parts of its work, what is sent meanwhile and has arrived when
@@ -87,7 +87,7 @@ class Exchange:
 
     @property
     def is_even(self) -> bool:
-        """Whether all devices send as much; else `sent` is what the busiest does."""
+        """True if all devices send the same amount; else `sent` is the amount of the busiest device."""
         return True
 
     @property

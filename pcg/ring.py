@@ -95,7 +95,7 @@ class Rounds(Exchange):
 
     @property
     def hops(self) -> int:
-        """How many devices on the keys of a device are sent, at most."""
+        """Return the number of devices that a device's keys travel on, at most."""
         return self.size - 1 if self.sees is None else max(reach(self.size, self.sees))
 
     def held_bytes(self, *, backward: bool = False) -> int:

@@ -157,7 +157,7 @@ class Loader:
 
     @property
     def _order(self) -> dict[str, int]:
-        """What decides which examples a place means."""
+        """Return the settings that decide which examples a place means."""
         many = -1 if self._is_stream else self._num_examples
         return {"size": self._size, "seed": self._seed, "shuffle": int(self._shuffle), "examples": many}
 

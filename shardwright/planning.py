@@ -1,4 +1,4 @@
-"""What a plan is made of and proven by: the capture of a model, certified choices, schedules.
+"""The parts that a plan is made of and proven by: the capture of a model, certified choices, schedules.
 
 model and batch ──capture──▶ serial graph ──searching, or a file──▶ Plan ──prove──▶ a plan that is proven
 

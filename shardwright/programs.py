@@ -86,7 +86,7 @@ class Programs:
 
     @property
     def maker(self) -> Maker:
-        """What the compiled model calls for a program that it lacks."""
+        """Return the functions that the compiled model calls for a program that it lacks."""
         return Maker(self.for_batch, self.for_evaluation, self.predicted, self._model)
 
     @collector_paused()

@@ -29,7 +29,7 @@ _LAST = 1 << 62
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation found.
+    """The result of a simulation.
 
     Attributes:
         seconds: until the last transfer has arrived.

@@ -1,4 +1,4 @@
-"""What gathers and sums of encoded values take beside the transfer: encoding and decoding, and memory of codes."""
+"""Costs of encoded gathers and sums beyond the transfer: encoding and decoding, and the memory of codes."""
 
 from __future__ import annotations
 

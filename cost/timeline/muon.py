@@ -1,4 +1,4 @@
-"""What sharing out Muon's update takes a stage, beyond reading and writing weights and states."""
+"""The cost for a stage of sharing out Muon's update, beyond reading and writing weights and states."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ByGroup = Mapping[GroupName, Picked]
 
 
 class Work(Protocol):
-    """What was started, of torch's collectives or of ours."""
+    """A collective that was started, torch's or ours."""
 
     def wait(self) -> Any: ...  # noqa: ANN401 - torch returns a flag
 

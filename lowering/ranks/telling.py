@@ -1,4 +1,4 @@
-"""What one pipeline stage tells all others: the loss, and the model's results.
+"""One pipeline stage tells all others the loss and the model's results.
 
 Where ranks of all stages have equal parts of a value, it is broadcast. Between stages of unlike sizes, parts are sent
 in the pieces that each rank needs (`pcg.pieces`).

@@ -1,4 +1,4 @@
-"""Where a rank's queries and keys lie in a ring: which pairs see each other, and how far keys are sent."""
+"""Positions of a rank's queries and keys in a ring: the pairs that see each other, and the way that keys are sent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tiles(queries: range, num_keys: int, last: int | None) -> Iterator[Tile]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where this rank's queries lie, and how they attend.
+    """The positions of this rank's queries, and the way that they attend.
 
     start               the position of the first query
     step                from each query to the next, and from each key of a block to the next
@@ -70,7 +70,7 @@ class Places:
 
     @cached_property
     def reach(self) -> tuple[int, ...]:
-        """How many ranks on, around the ring, the last one is that sees a rank's keys."""
+        """Return how many ranks on, around the ring, a rank's keys are seen for the last time."""
         return reach(self.axis.size, self.sees)
 
     @property

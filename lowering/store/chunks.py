@@ -1,4 +1,4 @@
-"""Which chunks of a tensor a checkpoint has, where ranks hold the tensor in more than one way.
+"""Chunks of a tensor in a checkpoint, where ranks hold the tensor in more than one way.
 
 A weight that two pipeline stages share lies on each as the stage splits it. `torch.distributed.checkpoint` saves equal
 chunks once, and refuses chunks that overlap.

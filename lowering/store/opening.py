@@ -1,4 +1,4 @@
-"""Which files a path means, and in which format."""
+"""Find the files that a path means, and their format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph reads of a model's parameters and buffers: their shapes, layouts, and the stages that have them."""
+"""Parameters and buffers that a graph reads: their shapes, layouts, and the stages that have them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def shortened(model: nn.Module, found: Sequence[Layers]) -> Generator[None]:
 
 
 class _Returned:
-    """What a layer returned last."""
+    """The value that a layer returned last."""
 
     value: Any = None
 

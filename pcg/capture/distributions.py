@@ -1,4 +1,4 @@
-"""What `torch.distributions` checks of its arguments: branches on values, which no graph holds.
+"""The checks of arguments in `torch.distributions` are left out: they branch on values, which no graph holds.
 
 By default each distribution checks its parameters and the values that it is asked about, and raises a `ValueError`. The
 checks compute nothing else, so a capture leaves them out. An eager step still makes them.

@@ -1,4 +1,4 @@
-"""Where draws without memory find their generators, which they leave where they are.
+"""Draws without memory find the states of their generators, and leave the generators where they are.
 
     draw ──▶ the state of its generator: as the last draw left it, as an older one did, or a new one
 

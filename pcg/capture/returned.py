@@ -1,4 +1,4 @@
-"""What a model returns: a nest of tensors and plain values, which a program fills with tensors of its own."""
+"""A model's results: a nest of tensors and plain values, which a program fills with tensors of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no schedule can beat: least steps and latency, from distances; seconds per byte, from cuts that flows find.
+"""Bounds that no schedule can beat: steps and latency, from distances; seconds per byte, from cuts that flows find.
 
 The bandwidth bound of all-gather and broadcast, and so of reduce-scatter and reduce, is the exact optimum: trees can be
 packed that meet it (Edmonds 1973), also over relays into which as much goes as comes out (ForestColl, arXiv 2402.06787,
@@ -301,7 +301,7 @@ def _cut_bound(topology: Topology, demand: Mapping[Edge, Fraction], side: frozen
 
 
 def _flow_bound(topology: Topology, demand: Mapping[Edge, Fraction], ranks: frozenset[int]) -> Bound:
-    """What leaves some ranks is at most what flows from them to the others, over whichever relays."""
+    """Bound the rate out of some ranks by the largest flow from them to the others, over any relays."""
     graph = FlowGraph(topology)
     source, sink, most = graph.num_nodes, graph.num_nodes + 1, sum(graph.rooms)
     ends = [(source, rank) if rank in ranks else (rank, sink) for rank in range(topology.num_ranks)]

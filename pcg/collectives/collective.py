@@ -1,4 +1,4 @@
-"""What a collective has to do: which ranks hold each chunk before, and which hold it, or its sum, afterwards.
+"""A collective's task: the ranks that hold each chunk before, and those that hold it, or its sum, afterwards.
 
 A *chunk* is a piece of the data, and a *cell* is the place of a chunk on a rank. What a cell holds is a multiset of
 contributions. Where the collective reduces, every source contributes its own summand; else all sources hold the same.
@@ -69,18 +69,18 @@ class Collective:
 
     @property
     def num_cells(self) -> int:
-        """How many cells hold something before, and how many afterwards, together."""
+        """Return the number of cells that hold something before, plus the number of those that do afterwards."""
         return sum(len(chunk.sources) + len(chunk.targets) for chunk in self.chunks)
 
     @cached_property
     def pre(self) -> Mapping[Cell, frozenset[int]]:
-        """What each cell holds before, as ranks that contributed; the other cells hold nothing."""
+        """Return the contents of each cell before, as the ranks that contributed. Other cells hold nothing."""
         return {(rank, index): self._given(chunk, rank) for index, chunk in enumerate(self.chunks)
                 for rank in chunk.sources}  # fmt: skip
 
     @cached_property
     def post(self) -> Mapping[Cell, frozenset[int]]:
-        """What each cell must hold afterwards, each contribution once; other cells may hold anything."""
+        """Return the contents that each cell must have afterwards, each contribution once. Others may hold anything."""
         totals = [frozenset(chunk.sources if self.reduces else chunk.sources[:1]) for chunk in self.chunks]
         return {(rank, index): totals[index] for index, chunk in enumerate(self.chunks) for rank in chunk.targets}
 
@@ -106,7 +106,7 @@ class Collective:
 
     @property
     def has_equal_units(self) -> bool:
-        """Whether every rank gives and gets as much as any other, as in the collectives of tensors of one shape."""
+        """True if every rank gives and gets as much as any other, as in the collectives of tensors of one shape."""
         if self.kind == "custom":
             return False
         number = RULES[self.kind].num_units(self.num_ranks, self.root)
@@ -192,7 +192,7 @@ _Sets = Callable[[int, int], list[Ranks]]
 
 
 class _Rule(NamedTuple):
-    """How a kind of collective divides its data: a unit for each of the sources with each of the targets."""
+    """The way in which a kind of collective divides its data: one unit for each source with each target."""
 
     sources: _Sets
     targets: _Sets

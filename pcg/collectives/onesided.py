@@ -1,4 +1,4 @@
-"""From a schedule to a plan of one-sided operations: puts, signals, waits and sums, step by step.
+"""Turn a schedule into a plan of one-sided operations: puts, signals, waits and sums, step by step.
 
 A rank runs the same operations in several blocks, each on its part of every chunk and over its own channels. What is
 put goes to where it belongs if nobody has touched that place, and else to scratch of its own: so no rank has to wait

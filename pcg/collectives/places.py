@@ -1,4 +1,4 @@
-"""Where the chunks of a schedule are on each rank: in the input, the output, or scratch; and what goes together.
+"""Places of a schedule's chunks on each rank: in the input, the output, or scratch; and chunks that go together.
 
 Both forms of programs are made from this: blocks that send and receive (`threads`), and blocks that put (`onesided`).
 """
@@ -103,7 +103,7 @@ class Places:
 
     @property
     def against_input(self) -> bool:
-        """Whether the program names what is input and output at once as input: the larger of the two."""
+        """True if the program names memory that is both input and output as input, which is the larger of the two."""
         return self.in_place and len(self.inputs) >= len(self.outputs)
 
 

@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What an operation does with data: targets get their own source each, or the sum of all sources.
+    """An operation's effect on data: each target gets the source of its own, or the sum of all sources.
 
     `sources`, `targets`: the reach of the first and of the others. `packets_in`, `packets_out`: from which source and
     target on they are packets, which carry flags, so that reading one waits until it was written.

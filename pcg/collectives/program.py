@@ -1,4 +1,4 @@
-"""What each rank runs: blocks of steps that send and receive over channels, and wait for each other's steps.
+"""The program of each rank: blocks of steps that send and receive over channels, and wait for each other's steps.
 
 MSCCL's XML files say this, and a schedule becomes this (`threads`). The blocks of a rank run side by side, the steps of
 a block one after the other. A connection is a queue from one rank to another on a channel: its k-th send meets its k-th
@@ -20,7 +20,7 @@ NO_PEER = -1
 
 
 class Op(NamedTuple):
-    """What a step does: it adds what it receives, its source and its destination, and stores or sends the sum."""
+    """An operation of a step. It adds the received data, its source and its destination; it stores or sends the sum."""
 
     receives: bool = False
     sends: bool = False

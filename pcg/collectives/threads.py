@@ -1,4 +1,4 @@
-"""From a schedule to a program: sends and receives in blocks, with the waits that they need and no others.
+"""Turn a schedule into a program: sends and receives in blocks, with the waits that they need and no others.
 
 Each rank has a block for each rank that it sends to, and one for each that it receives from, times the channels. What a
 schedule orders by its steps becomes waits between blocks that touch the same cell. So ranks need not be in lock-step.

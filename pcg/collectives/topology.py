@@ -40,7 +40,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What several links pass, such as a NIC, a PCIe switch or a bridge of sockets: together they have one rate."""
+    """A resource that several links share, such as a NIC, a PCIe switch or a bridge of sockets. It has one rate."""
 
     name: str
     rate_bytes_per_s: Fraction
@@ -169,7 +169,7 @@ class Topology:
 
     @cached_property
     def is_two_way(self) -> bool:
-        """Whether the network with every link turned around is the same."""
+        """True if the network stays the same when every link is turned around."""
         back = self.reversed()
         return set(back.links) == set(self.links) and set(back.resources) == set(self.resources)
 

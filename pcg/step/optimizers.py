@@ -21,7 +21,7 @@ not divide, are kept as torchao keeps them: in the dtype of weights."""
 
 
 class States(NamedTuple):
-    """What an optimizer keeps of a tensor.
+    """The states that an optimizer keeps of a tensor.
 
     whole     the number of states that are as large as the tensor, and cut as it is
     narrow    whether those are in 8 bits
@@ -46,7 +46,7 @@ class States(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What an optimizer keeps of matrices, of stacks of them (experts, convolutions), and of other tensors."""
+    """An optimizer's states of matrices, of stacks of them (experts, convolutions), and of other tensors."""
 
     matrices: States
     stacks: States

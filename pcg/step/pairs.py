@@ -68,7 +68,7 @@ class Pair:
 
     @property
     def move_first(self) -> bool:
-        """Whether the move comes before the products, not after one."""
+        """True if the move comes before the products, and false if it comes after one."""
         return self.function in FIRST
 
     @property

@@ -1,4 +1,4 @@
-"""What the planner may pick for a group: schedules of builders that suit its network, and synthesized ones.
+"""The planner's choice for a group: schedules of builders that suit its network, and synthesized ones.
 
 They depend on the group's network alone, so groups of one shape share them, and a search makes them once. Nothing here
 depends on time: the same network has the same candidates on every machine.

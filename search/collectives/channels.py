@@ -1,4 +1,4 @@
-"""What limits transfers: the channels, from rank to rank, that pass the same link or share the same resource."""
+"""Limits of transfers: the channels, from rank to rank, that pass the same link or share the same resource."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Question:
         return spread
 
     def _add_rates(self, solver: z3.Solver, spread: list[list[z3.BoolRef]]) -> None:
-        """What passes a link or a resource in a step fits into the rounds of the step."""
+        """Demand that the load of each link and resource in a step fits into the rounds of the step."""
         import z3
 
         most = max(self.sizes)

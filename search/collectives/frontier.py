@@ -59,13 +59,13 @@ class Point:
 
     @property
     def gap(self) -> float:
-        """How much longer it takes than the bound, as a share of the bound."""
+        """Return by how much it is slower than the bound, as a share of the bound."""
         return float(self.seconds_per_byte / self.bound.seconds_per_byte) - 1
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What to look for, and how far.
+    """The range of a search: a kind of collective on a topology, and how far to look.
 
     Attributes:
         kind: a kind of collective, as `collective` knows them, with its `root` and `weights`.

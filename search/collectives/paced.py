@@ -1,4 +1,4 @@
-"""What no schedule of a number of steps can beat, whatever its chunks: least seconds per byte, from flows over time.
+"""A bound for schedules of a number of steps, whatever their chunks: least seconds per byte, from flows over time.
 
 In a network over time a rank stands once for every moment between steps, and the links of a step lead from one moment
 to the next. What a rank needs has to flow to it through links that carry their rate times the step's length. The

@@ -26,7 +26,7 @@ _KEYS = ("without", "machine", "send", "receive", "symmetry", "pieces")
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What a search leaves out, and what it takes for granted. None: it decides by itself."""
+    """A user's advice to a search: links to leave out, and facts to take for granted. None: it decides by itself."""
 
     without: frozenset[Edge] = frozenset()
     machine: int = 0

@@ -53,7 +53,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """How much longer it takes than the bound, as a share of the bound."""
+        """Return by how much it is slower than the bound, as a share of the bound."""
         return self.seconds / self.bound_s - 1 if self.bound_s else 0.0
 
 

@@ -150,7 +150,7 @@ class _Fold:
 
     @property
     def ties(self) -> Mapping[tuple[str, str], int]:
-        """How often a block is given a value in place of another one that the walk has it read."""
+        """Count how often a block is given a value in place of another one that the walk has it read."""
         found = Counter[tuple[str, str]]()
         for before, after in pairwise(self.stand_in):
             if after != before + 1:

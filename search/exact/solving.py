@@ -151,7 +151,7 @@ class _Draft(NamedTuple):
 
 
 class Ending:
-    """What ends the search that goes on. It knows nothing else, so that tables that ask it are in no cycle.
+    """Ends the search that runs. It knows nothing else, so that tables that ask it are in no cycle.
 
     `stop`: raises where the search has to end.
     """

@@ -1,4 +1,4 @@
-"""What a request lets a plan send encoded: the words for it, and the ways that they leave."""
+"""The encodings that a request allows: the words for them, and the ways that the words leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the moves of a plan's parameters send, of what a request allows (`pcg.encodings`).
+"""Choose the encodings of the moves of a plan's parameters, among those that a request allows (`pcg.encodings`).
 
 Layouts are known. They were chosen for one of the ways to send that are allowed.
 """

@@ -1,4 +1,4 @@
-"""What the files of all launchers say: machines, ranks, and the words that start them on each machine."""
+"""Contents that the files of all launchers share: machines, ranks, and the words that start them on each machine."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class ShardwrightStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is the rank that logs and writes."""
+        """True on the rank that logs and writes."""
         return dist.get_rank() == 0
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:

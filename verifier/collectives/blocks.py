@@ -1,4 +1,4 @@
-"""From a program of blocks to events: what MSCCL's files mean.
+"""The meaning of MSCCL's files: turn a program of blocks into events.
 
 The steps of a block happen in order, a step after the one that it waits for, and the k-th receive of a connection after
 its k-th send. Files are not trusted: whatever the meaning relies on is checked here, the bounds of all chunks included.

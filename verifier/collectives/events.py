@@ -61,7 +61,7 @@ class Assignment(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happens at one place, in one go.
+    """Something that happens at one place, in one go.
 
     after     the events that end before it begins, by their numbers; what they wrote, it sees
     relaxed   events that end before it begins, without showing what they wrote

@@ -1,4 +1,4 @@
-"""From a plan of one-sided operations to events: what MSCCL++'s executor guarantees, and no more.
+"""Turn a plan of one-sided operations into events, with the order that MSCCL++'s executor guarantees, and no more.
 
 The threads of a block share the work of an operation, and only `nop` and `barrier` bring them together. So operations
 between two of those are in no order, and data that was put has to be brought together before it is signalled. The k-th

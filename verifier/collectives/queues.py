@@ -1,4 +1,4 @@
-"""How many messages each queue must hold so that nothing blocks.
+"""Find the number of messages that each queue must hold so that nothing blocks.
 
 With room for c messages, the k-th send of a queue begins after the (k - c)-th receive has ended. With none, a send and
 its receive are one event, a rendezvous. More room never blocks anything, so the least that works is found by halving.

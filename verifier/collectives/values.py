@@ -1,4 +1,4 @@
-"""What a cell holds, as the judge sees it: contributions to one chunk, each once, or something spoiled.
+"""A cell's contents, as the judge sees them: contributions to one chunk, each once, or something spoiled.
 
 A multiset in which a contribution stands twice cannot become right again by adding, so it need not be counted: it is
 spoiled, and says since when. A spoiled cell that nobody needs does no harm.

@@ -36,7 +36,7 @@ Make = Callable[[Dims, int], Schedule]
 
 
 class Sizes(NamedTuple):
-    """Which grids of ranks a builder claims."""
+    """The grids of ranks that a builder claims, in words and as a test of their sizes."""
 
     text: str
     fit: Callable[[Dims], bool]

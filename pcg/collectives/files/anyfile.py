@@ -19,7 +19,7 @@ from shardwright.pcg.errors import ScheduleError
 
 
 class Found(NamedTuple):
-    """What a file holds: a schedule, a program or a plan, and the topology that it names, if it does."""
+    """The contents of a file: a schedule, a program or a plan, and the topology that it names, if it names one."""
 
     form: str
     subject: Schedule | Program | Plan
