@@ -196,7 +196,7 @@ def race(graphs: Mapping[str, Graph], size: Size, num_rounds: int) -> dict[str, 
 
 
 def peak(graphs: Mapping[str, Graph], size: Size, name: str) -> int:
-    """Of a step on this rank. DDP's buckets, which no Python object refers to, are as large as the parameters."""
+    """Return a step's peak bytes on this rank. DDP's buckets, invisible to Python, are as large as the parameters."""
     before = live_storages()
     resident = Resident(trainer(graphs, size, name), before)
     resident.step()

@@ -67,7 +67,7 @@ MODEL_SEED, STEP_SEED = 0, 1
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step gives: the loss, the gradients, the buffers after it and the state of the generator.
+    """The results of one training step: loss, gradients, the buffers after it and the state of the generator.
 
     `weights` are those after several steps, where these are asked for, `moved` is how far all of them have come, and
     `losses` are those of the further steps.
@@ -108,7 +108,7 @@ class Prepared:
         return "amp_bf16" if self.kind == "amp_bf16" else None
 
     def accepts(self, errors: Errors) -> bool:
-        """Whether the errors of a run are those of rounding in this kind of numbers."""
+        """True if the errors of a run are those of rounding in this kind of numbers."""
         if self.kind == "fp64":
             return errors.within_double
         if self.kind == "amp_bf16":
@@ -121,7 +121,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a step is from the single process's; `*_name` says where it is farthest."""
+    """The distances of a step from the single process's; `*_name` says where it is farthest."""
 
     loss: float
     gradient: float
@@ -137,7 +137,7 @@ class Errors:
 
     @property
     def within_double(self) -> bool:
-        """Whether only fp64's rounding differs.
+        """True if only fp64's rounding differs.
 
         AdamW moves weights whose gradient is only rounding by as little; so all weights together may be near instead.
         """
@@ -159,13 +159,13 @@ class Errors:
         return replace(self, buffer=0.0) if is_rounding else self
 
     def within_growth(self, rounding: Errors) -> bool:
-        """Whether later steps are not much farther off than rounding the weights otherwise brings them."""
+        """True if later steps are not much farther off than rounding the weights otherwise brings them."""
         return self.losses <= max(LOSS_TOLERANCE, ROUNDED * rounding.losses) and (
             self.drift <= max(GRADIENT_TOLERANCE, ROUNDED * rounding.drift)
         )
 
     def within_rounding(self, autocast: Errors) -> bool:
-        """Whether nothing is much farther from exact than what autocast gives on one process."""
+        """True if nothing is much farther from exact than what autocast gives on one process."""
         return (
             self.loss <= max(ROUNDED * autocast.loss, ROUNDED_LOSS)
             and self.losses <= max(ROUNDED * autocast.losses, ROUNDED_LOSS)
@@ -186,7 +186,7 @@ class Errors:
 
 
 class _NothingNarrower(TorchFunctionMode):
-    """What a model computes in fp32 by itself, as norms and the loss in transformers, is computed in fp64."""
+    """Computes in fp64 what a model casts to fp32 by itself, as norms and the loss in transformers do."""
 
     def __torch_function__(
         self,
@@ -270,7 +270,7 @@ def exactly(found: Prepared, seed: int) -> Prepared:
 
 @contextmanager
 def _widened(kind: Kind) -> Generator[None]:
-    """In fp64 nothing is computed in less: not what a model converts, and not what torch makes by default."""
+    """Compute everything in fp64 meanwhile, if the kind is "fp64": also what a model converts or torch makes."""
     if kind != "fp64":
         yield
         return
@@ -322,7 +322,7 @@ def _parts(batch: Mapping[str, Any], many: int) -> list[dict[str, Any]]:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Of what is trained: nothing, in some pipeline stages. Its eps is far above gradients that are only rounding."""
+    """Return AdamW of the trained parameters, if there are any. Its eps is far above gradients of mere rounding."""
     trained = [p for p in model.parameters() if p.requires_grad] or [torch.zeros(())]
     fused = not any(p.is_complex() for p in trained)  # torch has no fused update of complex numbers
     return torch.optim.AdamW(trained, lr=1e-3, eps=1e-5, fused=fused)
@@ -352,7 +352,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    """Of all together."""
+    """Return the norm of all tensors together."""
     return sum(float(tensor.double().norm()) ** 2 for tensor in tensors) ** 0.5
 
 
@@ -395,7 +395,7 @@ def lowered(prepared: Prepared, graph: Graph, execution: Execution, timeout_s: f
 def errors_of(
     prepared: Prepared, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, *, is_staged: bool = False
 ) -> Errors:
-    """Of the steps that this rank's program takes now."""
+    """Return the errors of the steps that this rank's program takes now."""
     masks = nullcontext() if prepared.seed is None else seed_exactly(prepared.seed)
     with _widened(prepared.kind), masks:
         taken = steps(parallel, lambda: parallel.forward_backward(**prepared.batch), prepared.num_steps, optimizer)

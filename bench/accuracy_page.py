@@ -82,7 +82,7 @@ def page(results: Results, main: int) -> str:
 
 
 def _own(results: Results) -> str:
-    """In words, how far the product's own constants are off."""
+    """Say how far off the product's own constants are."""
     judged = [row for row in results.plain if not row.fitted]
     sizes = sorted(round(100 * e.median) for e in _by_gpu(judged).values())
     bridge = errors(results.bridge)
@@ -122,7 +122,7 @@ def _medians(rows: Sequence[Predicted]) -> str:
 
 
 def _span(values: Sequence[float]) -> str:
-    """Of sorted values."""
+    """Return the least and the largest of sorted values, in words."""
     return f"{100 * values[0]:.1f} to {_percent(values[-1])}"
 
 
@@ -131,7 +131,7 @@ def _by_gpu(rows: Sequence[Predicted]) -> dict[str, Errors]:
 
 
 def _verdict(results: Results) -> str:
-    """Which of the aims are met, counted over offsets."""
+    """Say which of the aims are met, counted over offsets."""
     met: list[str] = []
     for gpu in GPUS:
         found = [errors(r for r in f.rows if r.run.gpu == gpu and not r.fitted) for f in results.fitted]
@@ -155,7 +155,7 @@ def _spread(orders: Sequence[Order]) -> str:
 
 
 def _fullness(rows: Sequence[Predicted]) -> Callable[[Run], str]:
-    """How full the device of a run is predicted to be."""
+    """Return a function that says how full the device of a run is predicted to be."""
     shares = {row.run.name: row.memory for row in rows}
     return lambda run: next((name for most, name in FULL if shares[run.name] <= most), MORE)
 
@@ -303,7 +303,7 @@ def _reason(run: Run) -> str:
 
 
 def _floor(rows: Sequence[Predicted]) -> str:
-    """How far errors of neighbouring rows lie apart: what no smooth model of such runs can explain."""
+    """Show how much errors of neighbouring rows differ, which no smooth model of such runs can explain."""
     lines, mended = list[list[str]](), list[Predicted]()
     for gpu in GPUS:
         gaps: list[float] = []

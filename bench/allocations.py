@@ -1,4 +1,4 @@
-"""What a step allocates on the CPU: storages that are alive, and the most that is handed out at once.
+"""Measure what a step allocates on the CPU: storages that are alive, and the most that is handed out at once.
 
 The profiler records every allocation and release of torch's CPU allocator. The record lacks what gloo's threads
 release: a collective's tensor, where such a thread lets go of it last, seems to stay. So a step waits, after every
@@ -25,7 +25,7 @@ SETTLE_S = 0.002
 
 
 class Stepping(Protocol):
-    """What memory is measured of."""
+    """A subject of memory measurements."""
 
     def step(self) -> None: ...
 
@@ -38,7 +38,7 @@ def peak_bytes(stepper: Stepping, num_steps: int) -> int:
 
 
 def _most_allocated(stepper: Stepping) -> int:
-    """During a step, on top of what there is before it."""
+    """Return the most bytes that a step allocates, on top of those before it."""
     with settled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         stepper.step()
     events, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def _most_allocated(stepper: Stepping) -> int:
 
 @contextmanager
 def settled() -> Generator[None]:
-    """Who waits for a collective goes on only when the threads of gloo hold none of its tensors."""
+    """Let a wait for a collective end only when the threads of gloo hold none of its tensors."""
 
     def later(function: Callable[..., object]) -> Callable[..., object]:
         def waited(*args: object, **kwargs: object) -> object:

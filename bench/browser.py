@@ -73,7 +73,7 @@ LARGE: Mapping[str, Large] = {
 
 
 class Opened(NamedTuple):
-    """What a script in a page answered, and what was said on the console."""
+    """The answer of a script in a page, and the lines on the console."""
 
     answer: Any
     console: Sequence[str]
@@ -103,7 +103,7 @@ def quantities(text: str) -> set[str]:
 
 
 def said(plan: Plan) -> set[str]:
-    """What the page of a plan has to show."""
+    """Return the quantities that the page of a plan has to show."""
     found = set[str]()
     for paragraph in PlanReport(plan).paragraphs():
         if not paragraph.title.startswith(_ELSEWHERE):
@@ -117,7 +117,7 @@ def said(plan: Plan) -> set[str]:
 
 
 def findings(plan: Plan, folder: Path) -> Iterator[str]:
-    """What is wrong with the page of a plan; the last line says how large it is and how soon it is there."""
+    """Yield the faults of a plan's page. The last line says how large the page is and how soon it is there."""
     text, slowest = page(plan), 0.0
     for width, theme in ((1280, "light"), (1920, "dark")):
         answer, console = opened(text, folder, UNFOLDED, width, f"theme={theme}")

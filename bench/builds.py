@@ -1,4 +1,4 @@
-"""Whether another build plans the same: the plans of a grid, and the CPU seconds that each takes after capture.
+"""Compare the plans of two builds: the plans of a grid, and the CPU seconds that each takes after capture.
 
     python -m bench.builds --write before.jsonl          in one checkout
     python -m bench.builds --against before.jsonl        in the other: prints each case beside what was written

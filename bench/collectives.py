@@ -169,7 +169,7 @@ is fitted. Across nodes theirs are hierarchical, and NCCL's are not; ours are th
 
 
 def from_neighbours(rows: Sequence[Measured]) -> list[float]:
-    """How far each row is from the straight line through its neighbours in size, in logarithms; the ends have none.
+    """Return each inner row's distance from the straight line through its neighbours in size, in logarithms.
 
     A smooth curve through all rows comes about as near; borders between protocols are no noise, but in it.
     """
@@ -212,7 +212,7 @@ def section() -> str:
 
 
 def num_rows() -> int:
-    """Of NCCL's tables."""
+    """Return the number of rows in NCCL's tables."""
     return sum(map(len, tables(measured()).values()))
 
 

@@ -40,7 +40,7 @@ class Decoder:
         return self.hidden // self.heads
 
     def num_parameters(self, seq: int) -> int:
-        """Of the whole model; learned positions grow with the sequence."""
+        """Return the number of the whole model's parameters. Learned positions grow with the sequence."""
         whole, block = _sizes(self, seq)
         return whole + (self.layers - 1) * block
 

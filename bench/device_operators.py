@@ -52,7 +52,7 @@ class Operator:
 
     @property
     def errors(self) -> tuple[float | None, float | None]:
-        """Of forward and of backward; None where there is none."""
+        """Return the relative errors of forward and of backward, each None where there is none."""
         pairs = zip(self.predicted_s, self.measured_s, strict=True)
         forward, backward = (p / m - 1 if p and m else None for p, m in pairs)
         return forward, backward
@@ -87,7 +87,7 @@ class Measured:
         return (*(fused.absorbed if fused else ()), node.name)
 
     def predicted_s(self, node: Node) -> Times:
-        """Of the node and of those that are written into it."""
+        """Return the predicted times of the node and of those that are written into it."""
         costs = [self.costs.costs[name] for name in self.written_as(node)]
         return sum(c.forward_s for c in costs), sum(c.backward_s + c.weight_s for c in costs)
 
@@ -139,7 +139,7 @@ class Measured:
         return TensorType(kind.shape, self.costs.dtype(kind.dtype), (), kind.grad)
 
     def _permutation(self, name: str) -> tuple[int, ...]:
-        """How the dimensions of a value in memory were permuted; () where they are in order."""
+        """Return the permutation of a value's dimensions in memory, () where they are in order."""
         node = self.graph.by_name[name]
         return tuple(dict(node.attrs)["dims"]) if node.op == "permute" else ()  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What was measured on one device, and the page that says it."""
+"""Measurements on one device, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def predicted_bytes(self) -> int:
-        """What the allocator would hand out."""
+        """Return the bytes that the allocator is predicted to hand out."""
         memory = self.predicted
         return memory.total_bytes - memory.context_bytes - memory.communication_bytes - memory.slack_bytes
 

@@ -64,7 +64,7 @@ NO_GPU = (
 
 @dataclass(frozen=True)
 class Setup:
-    """How steps are measured: on "cuda" or "cpu", with `batch` samples (None: as many as is each model's own)."""
+    """The way to measure steps: on "cuda" or "cpu", with `batch` samples (None: the number of each model's row)."""
 
     device: str
     batch: int | None
@@ -101,7 +101,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self) -> int:
-        """What is there between two steps, on a CPU."""
+        """Return the bytes that live between two steps, on a CPU."""
         return sum(size for address, size in live_storages().items() if address not in self.before)
 
 

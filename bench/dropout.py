@@ -1,4 +1,4 @@
-"""What a rank pays for exact dropout masks: its own part by `seed_exactly`, beside the whole from torch's generator.
+"""Measure a rank's cost of exact dropout masks: its part by `seed_exactly`, and the whole by torch's generator.
 
 Two measurements: the mask alone, of which a rank holds 1/32 in several ways, and whole training steps of the small GPT
 of `examples/zoo.py` on two gloo ranks. Both in turns. Run it with `python -m bench.dropout`; it ends docs/randomness.md
@@ -39,7 +39,7 @@ Contender = Callable[[], object]
 
 
 def shards() -> dict[str, rt.Shard | None]:
-    """What a rank holds of the mask, by what it is called."""
+    """Return the shards of the mask that a rank may hold, by their names."""
     axis, half, rest = Axis("x", NUM_RANKS, 5), Axis("y", 2, 1), Axis("z", NUM_RANKS // 2, 3)
     return {
         "all of it": None,

@@ -117,7 +117,7 @@ def _phases() -> Iterator[Phase]:
 
 @dataclass
 class Seen:
-    """What a run has shown: losses by step, and of the other rank its error, its words and its seconds to the end.
+    """The outcome of a run: losses by step; the other rank's error, its words and its seconds to the end.
 
     `began`: whether the fault came. On a busy machine, a rank may wait too long for another before.
     """

@@ -51,7 +51,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What names the mutant, whatever else is changed in its file."""
+        """Return the mutant's identity, which holds whatever else is changed in its file."""
         return self.module, self.within, self.before, self.after
 
 
@@ -159,12 +159,12 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _is_type(statement: ast.stmt) -> bool:
-    """Whether a statement gives a type a name: `Kind = Literal[...]`."""
+    """True if a statement gives a type a name: `Kind = Literal[...]`."""
     return isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith(("Literal[", "tuple["))
 
 
 def _holds_key(node: ast.AST) -> bool:
-    """Whether a tuple below is a key: what things are told apart, or sorted, by."""
+    """True if a tuple below is a key, by which things are distinguished or sorted."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.keyword(arg=str(name)):
             return name == "key"
@@ -193,7 +193,7 @@ def _in_place(node: ast.AST, number: int, in_key: bool) -> Iterator[Edit]:
 
 
 def _alternatives(node: ast.AST) -> Iterator[ast.expr]:
-    """What may stand in the place of an expression by mistake."""
+    """Yield the expressions that may stand in the place of this one by mistake."""
     match node:
         case ast.Compare(left, [op, *rest], comparators) if type(op) in COMPARISONS:
             yield ast.Compare(left, [COMPARISONS[type(op)](), *rest], comparators)

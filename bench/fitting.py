@@ -64,7 +64,7 @@ class Constants:
 
     @classmethod
     def known(cls, gpu: str) -> Constants:
-        """What is known without the table."""
+        """Return the constants that are known without the table."""
         return cls(KNOWN_MATMUL[gpu], ATTENTION_2023[gpu], _MEMORY, SHARING["cuda"].compute)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What each rule gains: plans with the rules and without, of the zoo and of large models on fake tensors.
+"""Measure the gain of each rule: plans with the rules and without, of the zoo and of large models on fake tensors.
 
 Writes a section of docs/rules.md. Run it with `make bench-gains`; it takes some minutes.
 """
@@ -50,7 +50,7 @@ class Gain:
 
     @property
     def share(self) -> float:
-        """Of the step without rules."""
+        """Return the gain as a share of the step without rules."""
         return 1 - self.plan.prediction.step_s / self.plain.prediction.step_s
 
     @property

@@ -1,4 +1,4 @@
-"""How far the searched plan is from the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
+"""Compare the searched plan with the best of a grid: mesh × microbatches × lifetimes × recomputation, brute force.
 
 The grid is what people set up by hand, enumerated here and costed by the timeline. On meshes of one or two axes each
 axis has a role of its own: data parallel, ZeRO (inside or outside of it), and innermost tensor parallel of up to 8
@@ -112,7 +112,7 @@ def _degree(axes: tuple[Sequence[int], Sequence[str]], *wanted: str) -> int:
 
 
 class Floor(NamedTuple):
-    """What no layouts of a way go below: seconds of compute, and bytes of memory."""
+    """Lower bounds for all layouts of a way: seconds of compute, and bytes of memory."""
 
     computes_s: float
     holds_bytes: float
@@ -168,7 +168,7 @@ class Grid:
                 self.best, self.zero = found, zero
 
     def _is_hopeless(self, way: Way) -> bool:
-        """More microbatches compute for longer, and many devices for longer than their part of what one would."""
+        """True if a way cannot win. More microbatches compute longer; n devices longer than 1/n of the time of one."""
         alone = Way(Mesh(("x",), (1,)), (DATA,), way.recompute)
         if self.floor(alone).computes_s / self.solver.cluster.num_devices >= self.best_s:
             return True
@@ -212,7 +212,7 @@ def grid(graph: Graph, cluster: Cluster) -> Found:
 
 
 def plan(graph: Graph, cluster: Cluster, cell: Cell | None) -> Found:
-    """What the planner finds, and what the best way of the grid takes under the same costs."""
+    """Return the planner's plan, and the time of the grid's best way under the same costs."""
     planner = Planner(cluster, certified := Certified(), rules=certified.by_name())
     start = time.process_time()
     plan = planner.plan(graph)
@@ -229,7 +229,7 @@ def plan(graph: Graph, cluster: Cluster, cell: Cell | None) -> Found:
 
 
 def step_s(folded: Folded, solver: Solver, cell: Cell) -> float:
-    """What one way of the grid takes."""
+    """Return the seconds of a step in one way of the grid."""
     mesh = Mesh.of(**cell.mesh)
     devices = Mesh.of(**{name: size for name, size in cell.mesh.items() if name != TIME})
     way = Way(devices, tuple(cell.roles), cell.recompute, mesh.num_microbatches)
@@ -237,7 +237,7 @@ def step_s(folded: Folded, solver: Solver, cell: Cell) -> float:
 
 
 def missing(case: Case, only: str, results: Mapping[Key, Found], kinds: Sequence[Kind]) -> list[tuple[Key, Cluster]]:
-    """What is to be found of a case: the grid, before its plan, which is found anew where nothing else is wanted."""
+    """Return a case's missing results: the grid, then the plan, which is made anew where nothing else is wanted."""
     todo = list[tuple[Key, Cluster]]()
     for preset, machines in case.clusters:
         where = f"{machines} × {preset}"

@@ -1,4 +1,4 @@
-"""What the grid is costed for: models that people train, each with a global batch, and clusters of 8 to 256 devices."""
+"""Cases of the grid: models that people train, each with a global batch, and clusters of 8 to 256 devices."""
 
 # pyright: reportCallIssue=false
 # transformers' configurations take fields that their signatures do not name
@@ -67,7 +67,7 @@ def bert_large() -> Example:
 
 @fake
 def vit_22b() -> Example:
-    """Without its parallel blocks: as transformers writes a ViT."""
+    """Return ViT-22B as transformers writes a ViT, without its parallel blocks."""
     from transformers import ViTConfig, ViTForImageClassification
     from transformers.initialization import no_init_weights
 

@@ -86,13 +86,13 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """0 where nothing fits in either."""
+        """Return the plan's excess over the grid's best as a share, 0 where nothing fits in either."""
         plan_s, grid_s = self.plan.step_s or inf, self.plan.grid_s or inf
         return 0.0 if plan_s == grid_s else plan_s / grid_s - 1
 
     @property
     def differs(self) -> str:
-        """In what the plan is not the best way of the grid."""
+        """Say in what the plan differs from the best way of the grid."""
         mesh, cell = self.plan.mesh, self.grid.cell
         if mesh is None or cell is None:
             return ""
@@ -111,7 +111,7 @@ class Row:
 
 
 def rows(results: Mapping[Key, Found]) -> list[Row]:
-    """In the order of the results."""
+    """Return the rows of the page, in the order of the results."""
     grids = [key for key in results if key.kind == "grid"]
     pairs = ((key, replace(key, kind="plan")) for key in grids)
     return [Row(key.model, key.cluster, results[own], results[key]) for key, own in pairs if own in results]
@@ -150,7 +150,7 @@ def _gpu(row: Row) -> str:
 
 
 def _faster(table: Sequence[Row]) -> float:
-    """By how much plans are faster than the best of the grid, at the median, relative to that."""
+    """Return by how much plans are faster than the best of the grid, at the median, relative to that."""
     return -_median([row.gap for row in table])
 
 
@@ -174,7 +174,7 @@ def _step(step_s: float | None) -> str:
 
 
 def write(table: Sequence[Row], bound: float) -> None:
-    """But for the other sections of the page, which stay."""
+    """Write this section of the page; the others stay."""
     replace_section(GRID, page(table, bound))
     PAGE.with_name("search-grid.svg").write_text(chart(table), encoding="utf-8")
 

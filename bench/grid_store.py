@@ -1,4 +1,4 @@
-"""What is kept of the grid and of the plans that it judges: a line of JSON each, the newest of its kind and case."""
+"""Stored results of the grid and of the plans that it judges: a line of JSON each, the newest by kind and case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["grid", "plan"]
 
 @dataclass(frozen=True)
 class Key:
-    """Whether this is the best of the grid or the searched plan; of which model, on which cluster."""
+    """The key of a result: the best of the grid or the searched plan, of a model, on a cluster."""
 
     kind: Kind
     model: str
@@ -28,7 +28,7 @@ class Key:
 
     @property
     def of_grid(self) -> Key:
-        """That of the grid that a plan is judged by."""
+        """Return the key of the grid's result by which a plan is judged."""
         return replace(self, kind="grid")
 
 

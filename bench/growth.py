@@ -1,4 +1,4 @@
-"""How planning time grows with a model's depth and with the number of devices: a table and a chart in docs/search.md.
+"""Measure how planning time grows with a model's depth and with devices: a table and a chart in docs/search.md.
 
 Equal blocks are planned once, and devices enter by the sizes of meshes, so neither should matter much. A Llama with the
 sizes of Llama-3-8B is planned for H100, with 8 to 96 layers on 64 of them, and with 32 layers on 8 to 4,096.

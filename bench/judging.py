@@ -1,4 +1,4 @@
-"""How good predictions are: errors of step times by group, the order of alternatives, and the constant-MFU predictor.
+"""Judge predictions: errors of step times by group, the order of alternatives, and the constant-MFU predictor.
 
 error    predicted / published − 1
 order    of two runs of one model on one GPU type with one sequence length whose throughputs per GPU differ by more
@@ -46,13 +46,13 @@ class Predicted:
 
 
 def said_to_fit(rows: Iterable[Predicted]) -> list[Predicted]:
-    """Those that the product says fit their devices."""
+    """Return the rows that the product says fit their devices."""
     return [row for row in rows if row.memory <= SAFE_SHARE]
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of a group of rows: how many, median and 90th percentile of |error|, the largest, and the median signed."""
+    """The errors of a group of rows: their number, median and 90th percentile of |error|, largest, signed median."""
 
     count: int
     median: float
@@ -81,7 +81,7 @@ def by_group(rows: Iterable[Predicted], key: Callable[[Run], Hashable]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How many pairs were judged, and how many of them were predicted in the right order."""
+    """The number of pairs that were judged, and of those that were predicted in the right order."""
 
     pairs: int
     right: int
@@ -92,7 +92,7 @@ class Order:
 
 
 def order(rows: Sequence[Predicted]) -> Order:
-    """Of all pairs of one model, GPU and sequence length whose throughputs per GPU differ enough."""
+    """Judge all pairs of one model, GPU and sequence length whose throughputs per GPU differ enough."""
     judged = [_in_order(*pair) for pair in _pairs(rows)]
     return Order(len(judged), sum(judged))
 

@@ -87,7 +87,7 @@ def _first_failure(error: ShardwrightError) -> str:
 
 
 def _layouts(graph: Graph) -> str:
-    """How many parameters are stored in which layout."""
+    """Say how many parameters are stored in which layout."""
     counts: dict[str, int] = {}
     for node in graph.leaves("parameter"):
         text = format_layouts(graph.types[node.name].layouts, graph.mesh)
@@ -208,7 +208,7 @@ def page(cells: Sequence[Cell]) -> str:
 
 
 def _claim(cells: Sequence[Cell]) -> str:
-    """How many cells are good, and the largest error of a gradient in fp32."""
+    """Say how many cells are good, and the largest error of a gradient in fp32."""
     text = f"{sum(c.good for c in cells)} of {len(cells)} cells are within tolerance"
     found = [(c.errors.gradient, c) for c in cells if c.errors is not None and c.case.kind == "fp32"]
     if not found:

@@ -27,7 +27,7 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Made:
-    """What is made by a call of "module:name", whose arguments may be made themselves."""
+    """A value made by a call of "module:name", whose arguments may be made themselves."""
 
     target: str
     args: tuple[Any, ...] = ()
@@ -96,7 +96,7 @@ class Row:
         return self.maker()
 
     def batch(self) -> Any:  # noqa: ANN401
-        """What the model is called with, by name or in order."""
+        """Return the model's inputs, by name or in order."""
         if isinstance(self.inputs, Mapping):
             return {name: draw() for name, draw in self.inputs.items()}
         return [draw() for draw in self.inputs]

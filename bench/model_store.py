@@ -1,4 +1,4 @@
-"""What is kept of `bench.models`: for each model in each way a line of JSON, with all that the page says.
+"""The stored results of `bench.models`: for each model in each way a line of JSON, with all that the page says.
 
 The file is tracked, so that a part of the table can be run again and the page written without the hours of the rest.
 """
@@ -65,7 +65,7 @@ class Judged:
 
 
 def judged(outcome: Outcome) -> Judged:
-    """What is kept of a cell of the sweep."""
+    """Return the stored result of a cell of the sweep."""
     facts, errors = outcome.facts or {}, outcome.errors
     return Judged(
         outcome.model, outcome.way, outcome.kind, outcome.verdict, date.today().isoformat(),
@@ -118,6 +118,6 @@ def tidy(path: Path, models: Sequence[str], ways: Sequence[str]) -> None:
 
 
 def _line(found: Judged) -> str:
-    """Without what is as by default."""
+    """Return a line of JSON without the fields that have their defaults."""
     defaults = {f.name: f.default for f in fields(Judged)}
     return json.dumps({name: value for name, value in asdict(found).items() if value != defaults[name]}) + "\n"

@@ -25,7 +25,7 @@ def _configured(model: str) -> str:
 
 
 def _given(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Without those that a configuration does not take, which are `...`."""
+    """Return the sizes without those that a configuration does not take, which are `...`."""
     return {name: size for name, size in sizes.items() if size is not ...}
 
 

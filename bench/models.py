@@ -90,7 +90,7 @@ def reference(row: Row) -> Prepared:
 
 
 def ways(row: Row) -> list[Case]:
-    """On two ranks, and of every so manieth model on four."""
+    """Return the cases of a model: on two ranks and, for one model of every `EVERY`, on four."""
     return [*WAYS, *([FOUR] if ROWS.index(row) % EVERY == 0 else [])] if row in ROWS else [*WAYS]
 
 

@@ -101,7 +101,7 @@ def _refused(found: Sequence[Judged]) -> Iterator[str]:
 
 
 def _short(note: str) -> str:
-    """Without the place and the remedy, so that models that say the same are counted together."""
+    """Return a note without place and remedy, so that models with the same problem are counted together."""
     first = note.strip().splitlines()[0] if note.strip() else "no word"
     said = first.split("): ", 1)[-1] if " at model" in first else first
     return _marked(said.split("; ")[0][:NOTE])
@@ -120,7 +120,7 @@ def _named(models: Iterable[str]) -> str:
 
 
 def _unsplit(found: Sequence[Judged]) -> Iterator[str]:
-    """By way: the operators that run whole, and why, as the plans report it."""
+    """Yield a table of the operators that run whole by way, and the reason that the plans report."""
     models: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     shares: dict[tuple[str, str, str], float] = defaultdict(float)
     for o in found:

@@ -1,4 +1,4 @@
-"""What a step of Muon costs: torch's own on sharded parameters beside `shardwright.Muon`: `python -m bench.muon`.
+"""Compare the step of torch's Muon on sharded parameters with that of `shardwright.Muon`: `python -m bench.muon`.
 
 The linears of a GPT of 4 layers, on two gloo ranks, one thread each. The table has CPU seconds of a step, medians of
 interleaved rounds, on the slower rank. One process alone is beside them.

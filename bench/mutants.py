@@ -1,4 +1,4 @@
-"""Whether the tests notice faults: `make mutants` puts small ones into the core, one at a time, and runs its tests.
+"""Check that the tests notice faults: `make mutants` puts small ones into the core, one at a time, and runs its tests.
 
 Every mutant (`bench/faults.py`) is a module with one fault. A process that has imported torch once forks for each,
 imports the mutant in the module's place, and runs the module's tests, first those that reach the faulty line, until
@@ -92,7 +92,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant, and what the tests printed."""
+    """The fate of a mutant, and the output of the tests."""
 
     mutant: Mutant
     killed: bool
@@ -165,7 +165,7 @@ def _pytest(tests: Sequence[str], plugin: object) -> int:
 
 @contextlib.contextmanager
 def _forked(output: int) -> Generator[int]:
-    """In the child 0, in the parent the child's process id; the child ends with the block."""
+    """Fork. Yield 0 in the child, whose process ends with the block, and the child's process id in the parent."""
     sys.stdout.flush()
     if pid := os.fork():
         yield pid
@@ -227,7 +227,7 @@ class _Trial:
         self.pid = pid
 
     def result(self) -> Result | None:
-        """What became of the mutant, once that is known."""
+        """Return the fate of the mutant, or None as long as it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid and time.monotonic() < self.deadline:
             return None
@@ -257,7 +257,7 @@ def trials(chosen: Sequence[Mutant], known: Mapping[str, Baseline], num_jobs: in
 
 @cache
 def _source(module: str) -> str:
-    """As it was when the run began: an edit is a place in this text."""
+    """Return a module's source when the run began: an edit is a place in this text."""
     return _path(module).read_text()
 
 
@@ -289,7 +289,7 @@ def equivalent() -> dict[tuple[str, str, str, str], str]:
 
 
 def shown(mutant: Mutant) -> str:
-    """Where the fault is, and the lines before and after."""
+    """Show the place of the fault, and the lines before and after."""
     path = _path(mutant.module).relative_to(ROOT / "shardwright")
     start = _common(mutant.before, mutant.after)
     end = _common(mutant.before[start:][::-1], mutant.after[start:][::-1])
@@ -298,12 +298,12 @@ def shown(mutant: Mutant) -> str:
 
 
 def _common(a: str, b: str) -> int:
-    """How many characters two texts begin with together."""
+    """Return the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _around(text: str, start: int, end: int, width: int = 80) -> str:
-    """What lies between two places and what is beside it, on one line."""
+    """Return the text between two places and some characters around it, on one line."""
     left, right = max(0, start - width), min(len(text), end + width)
     return ("…" if left else "") + " ".join(text[left:right].split()) + ("…" if right < len(text) else "")
 

@@ -32,7 +32,7 @@ def samples(rule: RowRule) -> Iterable[tuple[list[Any], dict[str, Any]]]:
 
 
 def judge(chunk: Sequence[Mutant], report: Callable[[object], None]) -> Sweep:
-    """In a worker: judge some mutants."""
+    """Judge some mutants, in a worker."""
     found = Sweep()
     for mutant in chunk:
         found.add(judged(mutant, samples))
@@ -63,10 +63,10 @@ def _chunks(items: Iterable[Mutant]) -> Iterator[list[Mutant]]:
 
 
 def lemmas() -> Counter[str]:
-    """What became of the mutated lemmas."""
+    """Count the outcomes of mutated lemmas."""
     return Counter(judge_lemma(twin)[0] for lemma in LEMMAS.values() for twin in lemma_twins(lemma))
 
 
 def adjoints() -> Counter[str]:
-    """What became of the wrong adjoints."""
+    """Count the outcomes of wrong adjoints."""
     return Counter(mutant.outcome for mutant in adjoint_mutants())

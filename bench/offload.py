@@ -1,4 +1,4 @@
-"""What it costs and saves that values wait on the host: a step with half of its blocks offloaded, and with all.
+"""Measure the cost and gain of values that wait on the host: a step with half of its blocks offloaded, and with all.
 
 Two gloo ranks with one thread each train the GPT of `bench.recompute` under ZeRO-3, with the same weights on the same
 batch. A link to the host is simulated: a thread copies, at most at a rate at which the copies of half of the blocks
@@ -60,7 +60,7 @@ RUNS: Mapping[str, Execution] = {
 
 
 def copied_bytes(graph: Graph, name: str) -> float:
-    """What a step of this contender copies, there and back."""
+    """Return the bytes that a step of this contender copies, there and back."""
     chunk = whole_chunk(Operations(graph, RUNS[name]))
     return 2 * sum(memory.num_bytes for memory in chunk.allocations if memory.fate is Fate.HOST)
 

@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass
 class Verdict:
-    """What became of a call.
+    """The outcome of a call.
 
     `refused`: what capture says where it does not take it; `opaque`: operators of it that have no row; `num_split`: how
     many operators are divided between two ranks; `errors`: by plan; `failure`: of a program that did not run.
@@ -100,7 +100,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Why it is refused; "" where it is not, or where that is not known."""
+        """Return the reason of a refusal, or "" if there is none or it is not known."""
         return next((reason for reason, said in REASONS.items() if re.search(said, self.refused)), "")
 
     @property
@@ -314,7 +314,7 @@ def _drawn(info: Any, kind: torch.dtype, lists: _Lists, num_each: int) -> list[A
 
 
 def working(found: Iterable[Sample]) -> list[Sample]:
-    """Those of which torch itself computes a gradient: dense tensors of real numbers that some result depends on."""
+    """Return the samples with gradients in torch itself: dense real tensors on which some result depends."""
     listed = list(found)
     (works,) = run_ranks(lambda: [_works(sample) for sample in listed], 1, 600.0)
     return [sample for sample, good in zip(listed, works, strict=True) if good]
@@ -368,7 +368,7 @@ def _plans(serial: Graph) -> Iterator[tuple[str, Graph]]:
 
 
 def _gradients(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of the single process, and as "" the state of the generator after the step."""
+    """Return the gradients of the single process and, as "", the state of the generator after the step."""
     torch.manual_seed(SEED)
     model(**batch).backward()
     return _taken(model)
@@ -391,7 +391,7 @@ def _taken(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
-    """Infinite where only one of the two is a number."""
+    """Return the largest difference over the larger of scale and 1; infinite where only one of the two is a number."""
     if got.shape != expected.shape or not torch.equal(got.isfinite(), expected.isfinite()):
         return float("inf")
     finite = expected.isfinite()

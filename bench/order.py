@@ -35,7 +35,7 @@ END = (-1, -1)
 
 
 class Way(NamedTuple):
-    """What is sent next, in pieces of so many bytes, and what forward waits for.
+    """An order of sending: the size of pieces in bytes, the next piece, and the sums that forward waits for.
 
     barrier    forward waits for all sums of the step before, as an optimizer does that updates all weights at once
     by_need    what forward needs first goes first; else what is ready first

@@ -96,7 +96,7 @@ def _words(line: str) -> list[str]:
 
 
 def aligned(shown: str, printed: str) -> str:
-    """What was printed, abridged as `shown` is. An error where they differ in more than numbers."""
+    """Return the printed text, abridged as `shown` is. Raise an error if they differ in more than numbers."""
     lines, told, skipping = iter(printed.splitlines()), list[str](), False
     for line in shown.splitlines():
         if line.strip() == "...":
@@ -131,7 +131,7 @@ def _masked(text: str) -> str:
 
 
 def run(words: Sequence[str], *, installed: bool = False) -> tuple[int, str]:
-    """In a process of its own, by this checkout or as it is `installed`."""
+    """Run a command in a process of its own, by this checkout or as it is `installed`."""
     modules = {"shardwright": "shardwright", "torchrun": "torch.distributed.run"}
     program = [sys.executable, "-m", modules[words[0]]] if words[0] in modules else [words[0]]
     path = os.pathsep.join(filter(None, ["" if installed else str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -87,7 +87,7 @@ class Way:
 
     @property
     def blocks(self) -> list[range]:
-        """Of each virtual stage."""
+        """Return the range of blocks of each virtual stage."""
         parts = self.num_stages * self.chunks
         ends = [self.size.layers * number // parts for number in range(parts + 1)]
         return [range(*pair) for pair in pairwise(ends)]
@@ -112,7 +112,7 @@ class Way:
         return model
 
     def plan(self) -> Graph:
-        """On the mesh of a stage, which is one device."""
+        """Return the graph on the mesh of a stage, which is one device."""
         serial = capture(self.model(), make_batch(self.size)).graph
         planner = Planner(Cluster.local(1), CERTIFIED)
         return planner.solve(serial, Mesh.of(mb=self.many, x=1), (DATA,), "GPT").graph
@@ -160,7 +160,7 @@ class Part(nn.Module):
         self.ln, self.head = (model.ln, model.head) if last else (None, None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of token ids or hidden states; the last part gives logits."""
+        """Run on token ids or hidden states. The last part returns logits."""
         if self.tok is not None and self.pos is not None:
             x = self.tok(x) + self.pos(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks.values():
@@ -223,7 +223,7 @@ def whole(way: Way) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def race(ways: Sequence[Way], graphs: Sequence[Graph], num_rounds: int) -> tuple[dict[str, Samples], list[Idle]]:
-    """On a rank: every way's times of ours and of theirs; and, by way, how ours waits."""
+    """Return on a rank the times of ours and of theirs in every way; and, by way, how ours waits."""
     trainers = list[Trainer]()
     for way, graph in zip(ways, graphs, strict=True):
         expected = whole(way)
@@ -235,7 +235,7 @@ def race(ways: Sequence[Way], graphs: Sequence[Graph], num_rounds: int) -> tuple
 
 
 class Span(NamedTuple):
-    """Of a call, by the machine's clock, which all ranks read."""
+    """The time span of a call, by the machine's clock, which all ranks read."""
 
     start: float
     end: float
@@ -250,7 +250,7 @@ class Idle(NamedTuple):
 
 
 def idle(trainer: Trainer, num_rounds: int) -> Idle:
-    """How this rank waits."""
+    """Measure the waits of this rank."""
     found = Idle([], defaultdict(list), defaultdict(list))
     with (
         spans((Channel, "wait"), (Pipeline, "tell")) as waits,
@@ -307,7 +307,7 @@ def spans(*places: tuple[type, str]) -> Generator[list[tuple[Any, Span]]]:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a way: its plan, seconds of ours and of theirs, by stage the share of a step in which ours waits, `delays`."""
+    """A way's result: its plan, seconds of ours and theirs, the share of a step that ours waits by stage, `delays`."""
 
     way: Way
     graph: Graph
@@ -331,7 +331,7 @@ def results(ways: Sequence[Way], num_rounds: int) -> list[Result]:
 
 
 def bubbles(one: Result, cluster: Cluster) -> list[float]:
-    """By stage, as shares of the predicted step."""
+    """Return the predicted bubbles by stage, as shares of the predicted step."""
     timeline = simulate(program(one.graph, cluster, one.way.execution))
     return [stage.bubble_s / timeline.step_s for stage in timeline.stages]
 

@@ -1,4 +1,4 @@
-"""What the matrix plans: the layouts that every model is run under, and the clusters that they are planned for."""
+"""Plans of the matrix: the layouts that every model is run under, and the clusters that they are planned for."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Case:
         return fast_links(self.num_ranks) if self.fast_links else default_cluster(self.num_ranks)
 
     def suits(self, graph: Graph) -> bool:
-        """Whether the model has what is to be made again: blocks, attention."""
+        """True if the model has what the recomputation is about: blocks, or attention."""
         try:
             made_again(graph, Execution(recompute=self.recompute or "none"))
         except PlanError:

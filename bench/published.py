@@ -86,7 +86,7 @@ class Run:
 
     @property
     def data(self) -> int:
-        """How many data-parallel ranks there are."""
+        """Return the number of data-parallel ranks."""
         return self.num_gpus // (self.tensor * self.context * self.stages)
 
     @property
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def spread(self) -> float:
-        """How far the published throughputs of this one configuration lie apart, relative to their median."""
+        """Return the range of this configuration's published throughputs, relative to their median."""
         return (max(self.published) - min(self.published)) / median(self.published)
 
 
@@ -174,7 +174,7 @@ def megatron_bridge(path: Path = MEGATRON_BRIDGE) -> tuple[list[Run], list[LeftO
 
 
 def _reason(row: Row) -> str:
-    """Why a row is not predicted; empty where it is."""
+    """Say why a row is not predicted; empty where it is."""
     if row["model"] not in _DENSE:
         return "mixture of experts or state-space layers: no model of grouped matmuls and routed all-to-alls"
     if row["system"] != "DGX-H100":

@@ -28,19 +28,19 @@ class Peak:
 
     @property
     def share(self) -> float:
-        """Of the device's memory."""
+        """Return the peak as a share of the device's memory."""
         return self.memory.total_bytes / self.device_bytes
 
 
 def peak(planned: Planned) -> Peak:
-    """Of the fullest stage."""
+    """Return the predicted peak of the fullest stage."""
     cluster = planned.cluster
     timeline = simulate(program(planned.graph, cluster, planned.execution, planned.repeats))
     return Peak(planned.run.name, timeline.fullest.memory, cluster.device.memory_bytes)
 
 
 def lines(peaks: Sequence[Peak]) -> list[str]:
-    """How many are predicted not to have fitted, and the largest."""
+    """Say how many are predicted not to have fitted, and list the largest."""
     over = sum(peak.share > 1 for peak in peaks)
     beside = [p.memory.context_bytes + p.memory.communication_bytes for p in peaks]
     return [

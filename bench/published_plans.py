@@ -71,7 +71,7 @@ def mesh_and_roles(run: Run) -> tuple[Mesh, tuple[str, ...]]:
 
 
 def execution(run: Run) -> Execution:
-    """How a run was executed. llm-foundry ran eagerly; Megatron fuses what is pointwise."""
+    """Return the execution of a run. llm-foundry ran eagerly; Megatron fuses what is pointwise."""
     megatron = run.table == "Megatron-Bridge"
     return Execution.of(
         precision=run.precision,

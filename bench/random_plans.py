@@ -56,7 +56,7 @@ RUN_S, COMPILE_S = 120.0, 600.0
 
 
 def cuts(serial: Graph, num_microbatches: int) -> dict[str, Choice]:
-    """What cuts each operator into microbatches, if a step has several."""
+    """Return the choice that cuts each operator into microbatches, if a step has several."""
     if num_microbatches == 1:
         return {}
     mesh = Mesh((TIME, "x"), (num_microbatches, 1))
@@ -65,7 +65,7 @@ def cuts(serial: Graph, num_microbatches: int) -> dict[str, Choice]:
 
 
 def _mode(serial: Graph, block: str, drawn: Recompute) -> Recompute:
-    """What was drawn for a block, or all of it where it has no attention."""
+    """Return the recomputation that was drawn for a block, or "full" where it has no attention."""
     try:
         made_again(serial, Execution(recompute={block: drawn}))
     except PlanError:

@@ -1,4 +1,4 @@
-"""What it costs and saves to make values again in backward: our ZeRO-3 against FSDP2 with a checkpoint per block.
+"""Measure the cost and gain of recomputation: our ZeRO-3 against FSDP2 with a checkpoint per block.
 
 Two gloo ranks with one thread each train the same GPT, its attention written out, with the same weights on the same
 batch. In every round each contender takes one step; ratios are taken within a round, and their median is reported.

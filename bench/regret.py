@@ -1,4 +1,4 @@
-"""Whether a plan that is left free is ever slower than the same search with something pinned.
+"""Look for pins that make a plan faster than the free search does.
 
 A case is a model and a cluster. It is planned free, then under 20 random pins: mesh, roles, microbatches,
 recomputation, stages, schedule, precision (the free search chooses among those of a case), one to three of them at
@@ -57,7 +57,7 @@ Pin = dict[str, Any]
 
 
 class Model(NamedTuple):
-    """How to build it, and the precisions among which a free search chooses."""
+    """A model: the function that builds it, and the precisions among which a free search chooses."""
 
     build: Callable[[], Example]
     precisions: tuple[Precision | None, ...] = ("amp_bf16",)
@@ -220,7 +220,7 @@ class Result:
 
     @property
     def regrets(self) -> list[float]:
-        """Of the pins under which a plan fits."""
+        """Return the regrets of the pins under which a plan fits."""
         own = self.free_s or inf
         return [own / pinned.step_s - 1 for pinned in self.pinned if pinned.step_s is not None]
 
@@ -232,12 +232,12 @@ class Result:
 
 
 def regret_of(free_s: float | None, pinned: Pinned) -> float:
-    """How much slower the free plan is."""
+    """Return by how much the free plan is slower, as a share."""
     return (free_s or inf) / pinned.step_s - 1 if pinned.step_s is not None else -1.0
 
 
 def words(pin: Pin) -> str:
-    """What is pinned, for people."""
+    """Say what is pinned, for people."""
     return ", ".join(f"{name} {_shown(value)}" for name, value in pin.items())
 
 
@@ -258,7 +258,7 @@ class Drawer:
         self.counts, self.blocks = microbatch_counts(batch_size(graph)), len(blocks_of(graph))
 
     def pins(self, free: Plan, number: int) -> Iterator[Pin]:
-        """So many different ones: as they come, and every second one near what the free plan chose."""
+        """Yield `number` different pins: every second one near the choice of the free plan, the others at random."""
         seen = list[Pin]()
         while len(seen) < number:
             pin = self.near(free) if len(seen) % 2 else self.drawn()
@@ -400,7 +400,7 @@ class Anew(NamedTuple):
 
     @property
     def regret(self) -> float:
-        """How much slower it is than the fastest plan that is kept."""
+        """Return by how much it is slower than the fastest plan on record."""
         return self.step_s / self.least_s - 1 if self.least_s < inf else 0.0
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which operators of a plan stay whole on a mesh axis, each rank doing all of their work, and why."""
+"""List a plan's operators that stay whole on a mesh axis, where each rank does all of their work, and say why."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _reason(graph: Graph, node: Node, size: int, role: str, batch: str | None) -
 
 
 def describe(serial: Graph, parallel: Graph, roles: Sequence[str] | None) -> str:
-    """For people: `tp: 5 layer_norm, 4 add (cheaper whole)`."""
+    """List the whole operators in words: `tp: 5 layer_norm, 4 add (cheaper whole)`."""
     return "; ".join(_by_axis(whole_operators(serial, parallel, roles), len(_costly(serial)))) or "none"
 
 

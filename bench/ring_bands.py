@@ -45,7 +45,7 @@ def cost(axis: Axis, sees: tuple[int, int] | None) -> Cost:
 
 
 def costs(sees: tuple[int, int]) -> list[tuple[Cost, Cost]]:
-    """Of each round, without and with what is known of the mask."""
+    """Return the costs of each round, without and with what is known of the mask."""
     torch.set_num_threads(1)
     axis = Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
     return [(cost(axis, None), cost(axis, sees)) for _ in range(ROUNDS + 1)][1:]

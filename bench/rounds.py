@@ -40,7 +40,7 @@ def quartiles(samples: Sequence[float] | Samples) -> Quartiles:
 
 
 def noise(samples: Sequence[float]) -> float:
-    """How far the mean of the odd samples is from that of the even ones, as a share; see `trimmed_mean`."""
+    """Return the distance of the odd samples' mean from that of the even ones, as a share; see `trimmed_mean`."""
     odd, even = (trimmed_mean(half) for half in (samples[::2], samples[1::2]))
     return abs(odd / even - 1)
 
@@ -76,7 +76,7 @@ def _timed(trainer: Trainer) -> tuple[float, float, float]:
 
 
 def slowest_rank(by_rank: Sequence[Mapping[str, Samples]]) -> dict[str, Samples]:
-    """Per contender, round and quantity, the time of the rank that took longest."""
+    """Return, per contender, round and quantity, the time of the rank that took longest."""
     return {name: np.max([times[name] for times in by_rank], axis=0) for name in by_rank[0]}
 
 

@@ -120,7 +120,7 @@ def mutate(figures: Figures, num_generated: int) -> None:
 
 
 def survey(models: Sequence[str]) -> Coverage:
-    """What the search used of the shipped catalogue, on the zoo and on a large model on fake tensors."""
+    """Return the shipped rules that the search used, on the zoo and on a large model on fake tensors."""
     certified = Certified()
     rules = {rule.name: rule for rule in certified.equations()}
     found = _on_the_zoo(models, certified, [make(ranks) for make in (default_cluster, fast_links) for ranks in (2, 4)])
@@ -131,7 +131,7 @@ def survey(models: Sequence[str]) -> Coverage:
 
 
 def survey_generated(models: Sequence[str], file: Path) -> Coverage:
-    """What the search used on the zoo of the rules in a generated file."""
+    """Return the rules of a generated file that the search used on the zoo."""
     return _on_the_zoo(models, Certified.of_file(file, progress), [default_cluster(2), fast_links(4)])
 
 

@@ -1,4 +1,4 @@
-"""How long a save holds a step up: `python -m bench.saving`.
+"""Measure how long a save holds a step up: `python -m bench.saving`.
 
 A GPT of 38 million parameters trains with AdamW on two gloo ranks under ZeRO-3. Each round times, on rank 0, a save
 that waits, a save beside further steps, and the load. The bytes are those of all ranks together; times are medians.

@@ -95,7 +95,7 @@ def fit(rows: Sequence[Measured], lines: Mapping[str, Line]) -> Fit:
 
 
 def fits() -> tuple[Fit, Fit]:
-    """From links alone, and with a line for each protocol."""
+    """Return two fits: from links alone, and with a line for each protocol."""
     rows = measured()
     pairs = [row for row in rows if row[:2] == ("all_gather", "allpair")]
     fewest = {row.protocol: min(one.blocks for one in pairs if one.protocol == row.protocol) for row in pairs}

@@ -1,4 +1,4 @@
-"""How long planning takes: the demo's model for two local ranks, large models on fake tensors, 10,000 operators.
+"""Measure planning: the demo's model for two local ranks, large models on fake tensors, 10,000 operators.
 
 Each in a process of its own, stage by stage. Run it with `make bench-search`; it ends docs/search.md with its table.
 """

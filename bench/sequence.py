@@ -60,7 +60,7 @@ MOST_INNER = 8
 
 
 def bert_large(batch: int, seq: int) -> Callable[[], Example]:
-    """With so many positions."""
+    """Return a constructor of BERT-large with `seq` positions."""
 
     def make() -> Example:
         from transformers import BertConfig, BertForMaskedLM
@@ -142,7 +142,7 @@ class Found(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How much slower the plan is than the fastest forced one; below 0 it is faster."""
+        """Return by how much the plan is slower than the fastest forced one; below 0 it is faster."""
         return self.plan.prediction.step_s / self.best[1] - 1
 
 
@@ -152,7 +152,7 @@ def cluster(preset: str, nodes: int) -> Cluster:
 
 
 def where(preset: str, nodes: int) -> str:
-    """What reports call it."""
+    """Return the cluster's name in reports."""
     return f"{nodes} × {preset} H100" if preset.isdecimal() else f"{nodes} × {preset}"
 
 
@@ -244,7 +244,7 @@ def _step(plan: Plan | None) -> str:
 
 
 def attention(graph: Graph) -> str:
-    """What each axis of devices splits the first attention of a plan along."""
+    """Return the dimensions along which the axes of devices split the first attention of a plan."""
     first = next((n for n in graph.nodes if n.op in ("sdpa", "softmax") and graph.types[n.name].grad), None)
     if first is None:
         return ""

@@ -1,4 +1,4 @@
-"""What another shape of batch, or the other mode, costs a compiled model: `python -m bench.shapes`.
+"""Measure the cost of another shape of batch, or of the other mode, in a compiled model: `python -m bench.shapes`.
 
 A GPT of 12 layers is compiled on two gloo ranks. The first call with each further shape makes a program. The table has
 the CPU seconds of that call on rank 0, which captures and plans; of the same call in a later run, for which the program

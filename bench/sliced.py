@@ -1,4 +1,4 @@
-"""What ZeRO-1 with one microbatch can cost on gloo: the fewest messages and copies, by hand, beside DDP and ours.
+"""The cost of ZeRO-1 with one microbatch on gloo: the fewest messages and copies, by hand, beside DDP and ours.
 
 `ZeroRedundancyOptimizer` gives whole parameters to ranks, DeepSpeed cuts one flat buffer wherever that falls; so both
 send few large messages, from where the values lie. Where every parameter is cut, as a DTensor under its own name has
@@ -42,20 +42,20 @@ OUR_NAME, DDP_NAME = "zero-1, 1", "DDP, ZeroRedundancyOptimizer, 1"
 
 
 class Stored(Protocol):
-    """Where weights lie between steps. `own`: what this rank's optimizer updates."""
+    """Storage of weights between steps. `own`: the parameters that this rank's optimizer updates."""
 
     own: list[nn.Parameter]
 
     def gather(self) -> None:
-        """Into the model's parameters."""
+        """Gather the weights into the model's parameters."""
         ...
 
     def scatter(self) -> None:
-        """The model's gradients to those of `own`; they are summed over the ranks."""
+        """Send the model's gradients to those of `own`, summed over the ranks."""
         ...
 
     def gradients(self) -> dict[str, Tensor]:
-        """Whole, by name."""
+        """Return the whole gradients by name."""
         ...
 
 
@@ -181,7 +181,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _taken(parameters: Collection[nn.Parameter]) -> list[Tensor]:
-    """Their gradients, which they lose."""
+    """Return the parameters' gradients, and take these from the parameters."""
     found = [_gradient(parameter) for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -230,7 +230,7 @@ def race(graph: Graph, size: Size, num_rounds: int) -> dict[str, np.ndarray]:
 
 
 def table(by_rank: Sequence[Mapping[str, np.ndarray]]) -> str:
-    """As Markdown: milliseconds, and to DDP with its optimizer, round by round."""
+    """Return a table in Markdown: milliseconds, and ratios to DDP with its optimizer, round by round."""
     times = {name: np.mean([own[name] for own in by_rank], axis=0) for name in by_rank[0]}
     rows = [
         f"| {name} | {quartiles(own).median * 1e3:.0f} ms | {quartiles(own / times[DDP_NAME])} |"

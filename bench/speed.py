@@ -152,7 +152,7 @@ def row(pair: Pair, times: dict[str, Samples]) -> str:
 
 
 def num_parameters(size: Size) -> int:
-    """Of the benchmark's GPT."""
+    """Return the number of parameters of the benchmark's GPT."""
     block = 12 * size.hidden**2 + 13 * size.hidden
     return (2 * size.vocab + size.seq) * size.hidden + size.layers * block + 2 * size.hidden
 

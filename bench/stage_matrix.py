@@ -69,7 +69,7 @@ INSIDES: dict[int, Sequence[Inside]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is run, and the words for it."""
+    """A cell that is run, and the words for it."""
 
     model: str
     kind: Kind
@@ -88,7 +88,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Refused:
-    """What cannot be planned, and why."""
+    """A cell that cannot be planned, and the reason."""
 
     text: str
     why: str
@@ -98,7 +98,7 @@ class Refused:
 
 
 def prepared_of(model: str, kind: Kind, trained: float = 1.0) -> Prepared:
-    """Under `seed_exactly`, from its first mask."""
+    """Prepare a model under `seed_exactly`, from its first mask."""
     with seed_exactly(SEED) as masks:
         found = prepare(model, kind=kind, trained=trained, num_steps=NUM_STEPS)
         assert masks.counter == 0
@@ -106,7 +106,7 @@ def prepared_of(model: str, kind: Kind, trained: float = 1.0) -> Prepared:
 
 
 def number_of_sections(graph: Graph, execution: Execution) -> int:
-    """How many a split may spread."""
+    """Return the number of sections that a split may spread."""
     return len(units(sections(Operations(as_run(graph, execution), execution), {}, by_block=True)))
 
 
@@ -114,7 +114,7 @@ def number_of_sections(graph: Graph, execution: Execution) -> int:
 
 
 def grid(models: Sequence[str], ranks: Sequence[int], every: int = 1) -> Iterator[Cell | Refused]:
-    """Of the whole grid, every so manieth cell."""
+    """Yield every `every`-th cell of the whole grid."""
     for model in models:
         for number, found in enumerate(_of_model(model, ranks)):
             if number % every == 0:
@@ -228,7 +228,7 @@ def run(found: Sequence[Cell]) -> Iterator[tuple[Cell, Errors | str]]:
 
 
 def _run_cells(cells: Sequence[Cell]) -> list[Errors]:
-    """On one rank. One that hangs ends it with its stack on stderr."""
+    """Run cells on one rank. A cell that hangs ends the rank, with its stack on stderr."""
     found = list[Errors]()
     for cell in cells:
         faulthandler.dump_traceback_later(CELL_S, exit=True)
@@ -238,7 +238,7 @@ def _run_cells(cells: Sequence[Cell]) -> list[Errors]:
 
 
 def _errors(cell: Cell) -> Errors:
-    """Of the stages together, each of which has a part of the model; the worst copy counts of what several have."""
+    """Return the errors of all stages together. Where several have a parameter, the worst copy counts."""
     prepared = cell.prepared
     parallel = lowered(prepared, cell.graph, cell.execution, CELL_S)
     with seed_exactly(SEED):

@@ -102,7 +102,7 @@ class Grid:
         return self.best
 
     def _try(self, way: Way, many: int) -> None:
-        """Of lifetimes and modes, what takes longer than one that fits is left out, and what idles too long."""
+        """Cost the lifetimes and modes of a way; skip those that are slower than one that fits, or idle too long."""
         if self.ideal_s * (1 + (way.stages - 1) / (many * max(_CHUNKS))) >= self.best[0]:
             return
         for zero in ("zero-1", "zero-2", "zero-3") if ZERO in way.roles else ("zero-1",):

@@ -1,4 +1,4 @@
-"""What the start of one rank takes, of a model that is larger than this machine: a section of docs/large.md.
+"""Measure the start of one rank, of a model that is larger than this machine: a section of docs/large.md.
 
     python -m bench.start [--dry] [--layers N] [--case drawn|files]
 

@@ -62,7 +62,7 @@ CONVOLUTION, GROUPED = "conv2d", {"grouped_mm", "experts"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell.
+    """The outcome of a cell.
 
     Attributes:
         verdict: "equal", "differs", "failed", "refused", "slow" where no plan was found in time, "same" where it is
@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def memory_error(self) -> float:
-        """Of what was predicted, relative to what was measured."""
+        """Return the error of the predicted memory, relative to the measured one."""
         return self.predicted_bytes / self.measured_bytes - 1
 
 
@@ -115,7 +115,7 @@ class Cell:
     facts: dict[str, Any] | None = None
 
     def outcome(self, verdict: str, **found: Any) -> Outcome:
-        """What became of it."""
+        """Return the cell's outcome with this verdict."""
         case, plan, rounding = self.case, self.plan, self.prepared.rounding
         own = self.prepared.name, case.num_ranks, case.name, case.kind, verdict, str(plan.mesh)
         predicted = plan.prediction.memory.total_bytes
@@ -125,13 +125,13 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """Of what runs: in what numbers, the graph, and how."""
+        """Return a digest of the kind of numbers, the graph and the execution."""
         text = f"{self.case.kind}\n{print_graph(self.plan.graph)}\n{self.plan.execution}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def kinds(model: str) -> Sequence[Kind]:
-    """In what a model is compared: where fp64 does not show its memory, every second time in fp32."""
+    """Return the kinds of numbers for a model: where fp64 does not show its memory, every second time fp32."""
     ops = {node.op for node in prepare(model).captured.graph.nodes}
     return ("fp32",) if GROUPED & ops else ("fp64", "fp32") if CONVOLUTION in ops else ("fp64",)
 
@@ -165,7 +165,7 @@ class Sweep:
             todo = todo[len(done) :]
 
     def _planned(self) -> Iterator[Cell | Outcome]:
-        """So many cells that enough run, and what is refused in between."""
+        """Yield enough cells to run, and the refused ones in between."""
         seen, counts = {o.digest for o in self.known.values()}, Counter[str]()
         for case in ways(self.model, self.num_ranks, self.kinds):
             if counts.total() >= self.num_plans:
@@ -215,7 +215,7 @@ def run_cells(cells: Sequence[Cell], path: Path, cell_s: float = CELL_S) -> list
 
 
 def _run_cells(cells: Sequence[Cell], path: Path, cell_s: float) -> None:
-    """On one rank. One that hangs is ended with its stack on stderr, and the other ranks with it.
+    """Run cells on one rank. A cell that hangs ends all ranks, with its stack on stderr.
 
     What was forked is taken from the collector's hands, which would look through all of it in every cell.
     """
@@ -235,7 +235,7 @@ def _run_cells(cells: Sequence[Cell], path: Path, cell_s: float) -> None:
 
 
 def _measured(cell: Cell, forked: dict[int, int], cell_s: float) -> tuple[Errors, int]:
-    """How far this rank is from one process and, on rank 0, the peak of its memory: all ranks hold as much.
+    """Return this rank's errors against one process and, on rank 0, its peak memory: all ranks hold as much.
 
     Args:
         cell: what runs.
@@ -263,7 +263,7 @@ def append(path: Path, outcome: Outcome) -> None:
 
 
 def load(path: Path) -> list[Outcome]:
-    """What is in the file, if there is one: of each cell what was found last."""
+    """Return the last outcome of each cell in the file, if there is one."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [Outcome(**json.loads(line)) for line in lines]
     return list({outcome.key: outcome for outcome in found}.values())

@@ -86,7 +86,7 @@ def page(outcomes: Sequence[Outcome], num_plans: int, num_steps: int, times: int
 
 
 def _missing(ran: Sequence[Outcome], num_plans: int) -> str:
-    """What has not run yet, by numbers of ranks."""
+    """Say what has not run yet, by numbers of ranks."""
     counts, lines = Counter((o.model, o.num_ranks) for o in ran), list[str]()
     for num_ranks in NUM_RANKS:
         fewer = {model: counts[model, num_ranks] for model in ZOO if counts[model, num_ranks] < num_plans}
@@ -124,7 +124,7 @@ def _of_memory(ran: Sequence[Outcome]) -> Iterator[str]:
 
 
 def times_autocast(outcome: Outcome) -> float:
-    """How many times as far as autocast on one process a run under bf16 is from exact gradients and weights."""
+    """Return a bf16 run's distance from exact gradients and weights, as a multiple of autocast's on one process."""
     assert outcome.errors is not None
     assert outcome.rounding is not None
     return max(outcome.errors[name] / outcome.rounding[name] for name in ("whole", "drift"))
@@ -149,7 +149,7 @@ def wrong_pairs(outcomes: Sequence[Outcome]) -> tuple[int, int]:
 
 
 def _findings(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What is wrong, and what was not found in time."""
+    """Yield a section on faults, and on plans that were not found in time."""
     yield "\n## What is wrong\n"
     bad = [o for o in outcomes if o.verdict in ("differs", "failed", "slow")]
     for o in bad:

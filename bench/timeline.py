@@ -1,4 +1,4 @@
-"""How long it takes to cost one plan: a model like Llama-405B on 16,384 GPUs, and the same block on 8.
+"""Measure how long it takes to cost one plan: a model like Llama-405B on 16,384 GPUs, and the same block on 8.
 
 Three figures. *Costs*: every operator, collective and update of a candidate's graph, whose sum is what the search
 compares. *Timeline*: the same candidate run, from its graph to stages, schedule and memory over time; a graph with
@@ -86,7 +86,7 @@ def report(name: str, graph: Graph, nodes: int, execution: Execution) -> None:
 
 
 def main() -> None:
-    """Both sizes."""
+    """Measure both sizes."""
     large = Execution.of("amp_bf16", compiled=True, num_stages=16, num_microbatches=16, shard_optimizer=True,
                       recompute="full")  # fmt: skip
     small = Execution.of("amp_bf16", compiled=True, num_microbatches=16, shard_optimizer=True, recompute="full")

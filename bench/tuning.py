@@ -89,7 +89,7 @@ def fit_tuning(phases: Sequence[str], seconds: Sequence[float], predict: Callabl
 
 
 def _log_likelihood(errors: NDArray[np.float64], slopes: NDArray[np.float64], trust: float) -> float:
-    """Of the unfitted errors, up to a constant, where logarithms of factors are spread by `trust` about zero."""
+    """Return the unfitted errors' log-likelihood, up to a constant. Logarithms of factors spread by `trust`."""
     covariance = NOISE**2 * np.eye(len(errors)) + trust**2 * slopes @ slopes.T
     return float(-0.5 * (errors @ np.linalg.solve(covariance, errors) + np.linalg.slogdet(covariance)[1]))
 

@@ -29,7 +29,7 @@ RANDOM_SHARE = 0.4
 
 
 def layouts(num_ranks: int) -> Iterator[Layout]:
-    """On one axis and, of four ranks and more, on two."""
+    """Yield layouts on one axis and, from four ranks on, on two."""
     half = num_ranks // 2
     yield "zero", {"dp": num_ranks}, (ZERO,)
     yield "data", {"dp": num_ranks}, (DATA,)
@@ -43,7 +43,7 @@ def layouts(num_ranks: int) -> Iterator[Layout]:
 
 
 def first(num_ranks: int) -> Iterator[Case]:
-    """What every model is run in: searched plans under tight memory and on fast links, fp32, and bf16 autocast."""
+    """Yield the cases of every model: searched plans under tight memory and on fast links, fp32, bf16 autocast."""
     for share in SHARES:
         yield Case(f"searched, {share:.0%} of memory", num_ranks, share=share, kind="fp64")
     axes = {"x": 2, "y": num_ranks // 2} if num_ranks > 2 else {"x": num_ranks}
@@ -74,7 +74,7 @@ def every(num_ranks: int) -> Iterator[Case]:
 
 
 def _lifetimes(many: int) -> Sequence[Lifetimes]:
-    """With one microbatch, three of them are the same."""
+    """Return the lifetimes to try. With one microbatch, three of them are the same."""
     return (*ZEROS, "mixed") if many > 1 else ("kept", "zero-3")
 
 
@@ -112,7 +112,7 @@ def _case(layout: Layout, many: int, lifetime: Lifetimes | None, mode: Recompute
 
 
 def _spread(cases: list[Case], draw: random.Random) -> Iterator[Case]:
-    """Next is always what has least in common with those before."""
+    """Yield the cases; the next one always has least in common with those before."""
     draw.shuffle(cases)
     seen = Counter[object]()
     while cases:

@@ -1,4 +1,4 @@
-"""How far the fastest layouts within memory are from an integer program's optimum, on models of the zoo.
+"""Compare the fastest layouts within memory with an integer program's optimum, on models of the zoo.
 
 Each model on two and on four local ranks, within several limits between the least memory that any layouts keep and what
 the fastest ones do. The sum of compute and communication counts, as in the problem that both solve.

@@ -178,14 +178,14 @@ def batch() -> dict[str, Tensor]:
 
 
 def gradients(model: Forms, loss: Tensor) -> list[tuple[Tensor, ...]]:
-    """By form, those of its layer, and its value."""
+    """Return, by form, the gradients of its layer and of its value."""
     found = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
     number = len(model.forms)
     return [(*found[2 * i : 2 * i + 2], found[2 * number + i]) for i in range(number)]
 
 
 def trains(form: Form) -> bool:
-    """Whether eager training can do it."""
+    """True if eager training can do it."""
     model = Forms([form])
     try:
         gradients(model, model(**batch()))
@@ -195,7 +195,7 @@ def trains(form: Form) -> bool:
 
 
 def judge(some: Sequence[Form]) -> Iterator[tuple[Form, str]]:
-    """Of forms that eager training can do: "" where gradients are equal, else in which way they are not."""
+    """Yield "" for each form whose gradients equal those of eager training, else the way in which they differ."""
     model, given = Forms(some), batch()
     try:
         captured = capture(model, given)

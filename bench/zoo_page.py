@@ -1,4 +1,4 @@
-"""What was predicted and measured of the model zoo, and the page that says it."""
+"""Predictions and measurements of the model zoo, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured before and after plans ran alone. `drift`: how much longer a loop took then."""
+    """Calibrations from before and after plans ran alone. `drift`: how much longer a loop took then."""
 
     num_ranks: int
     provenance: str
@@ -23,7 +23,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Row:
-    """What was predicted and measured of a plan.
+    """Predictions and measurements of a plan.
 
     predicted_alone_s   a step, by the calibrations before and after those in processes of the plan's own
     alone_s             what those took
@@ -81,7 +81,7 @@ def page(table: Sequence[Row], calibrations: Sequence[Calibration], load: float,
 
 
 def _takeaway(tables: Sequence[Sequence[Row]]) -> str:
-    """How far steps alone and memory are off, over all tables."""
+    """Say how far off steps alone and memory are, over all tables."""
     rows = [row for table in tables for row in table]
     own = [[row for row in table if row.plan_name == "searched"] for table in tables]
     medians = [statistics.median(abs(row.error_alone) for row in mine) for mine in (*tables, *own) if mine]

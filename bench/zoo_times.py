@@ -112,13 +112,13 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resident_bytes(self) -> int:
-        """What this rank holds between two steps: all storages that this plan has brought, and the batch as passed."""
+        """Return this rank's bytes between two steps: all storages of this plan, and the batch as passed."""
         own = {address: size for address, size in live_storages().items() if address not in self.before}
         return sum(own.values()) + sum(tensor.nbytes for tensor in self.batch.values())
 
 
 class Measured(NamedTuple):
-    """What a rank measured.
+    """The measurements of a rank.
 
     steps    by subject's name, every turn's wall and CPU seconds of the steps that count
     memory   by subject's name, the peak in bytes
@@ -154,7 +154,7 @@ def run(subjects: Sequence[Subject], workload: Workload, visits: Path) -> Measur
 
 
 def run_alone(subject: Subject) -> tuple[list[float], list[float]]:
-    """On this rank, of a plan alone: wall seconds of its steps, and CPU seconds of some loops after them."""
+    """Return a plan's times alone on this rank: wall seconds of its steps, and CPU seconds of some loops after them."""
     stepper, _ = _lowered(subject)
     gc.disable()
     steps = [_together_s(stepper.step)[0] for _ in range(STEPS_ALONE)]
@@ -235,18 +235,18 @@ class Passes(NamedTuple):
     ranks: list[Measured]
 
     def cluster(self, part: slice = slice(None)) -> Cluster:
-        """By all passes, or by a part of them."""
+        """Return the cluster as measured by all passes, or by a part of them."""
         return measured_cluster(points_of({key: passes[part] for key, passes in self.visits.items()}), self.workload)
 
     def joined(self, other: Passes) -> Passes:
-        """With others of the same workload as one calibration."""
+        """Join the passes with others of the same workload to one calibration."""
         visits = {key: [*found, *other.visits[key]] for key, found in self.visits.items()}
         pairs = zip(self.ranks, other.ranks, strict=True)
         ranks = [Measured({}, {}, earlier.loops + later.loops) for earlier, later in pairs]
         return Passes(self.workload, visits, ranks)
 
     def loop_s(self) -> float:
-        """Of each turn the slowest rank, as of steps."""
+        """Return the trimmed mean over turns of the slowest rank's loop, as for steps."""
         return trimmed_mean(np.max([rank.loops for rank in self.ranks], axis=0).tolist())
 
 
@@ -277,7 +277,7 @@ def alone(found: Sequence[Subject], num_ranks: int) -> Alone:
 
 
 def rows(found: Sequence[Subject], between: Passes, around: Passes, by_itself: Alone) -> list[Row]:
-    """Of every subject what the passes say and was measured between them, and what those around say of it alone."""
+    """Return a row for every subject: predictions of the passes, measurements between them, and those of it alone."""
     parts = (slice(None), slice(0, None, 2), slice(1, None, 2))
     clusters = [*(between.cluster(part) for part in parts), around.cluster()]
     return [_row(subject, clusters, between.ranks, by_itself.steps[subject.name]) for subject in found]

@@ -232,7 +232,7 @@ class Entry:
 
     @property
     def _turn(self) -> tuple[bool, bool]:
-        """Two flags: whether this is the first microbatch of a step, and whether it is the last."""
+        """Return two flags: whether this is the first microbatch of a step, and whether it is the last."""
         time = self.ranks.time
         return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
 

@@ -142,7 +142,7 @@ class _Blocks:
 
     @cached_property
     def called(self) -> Mapping[int, Sequence[str]]:
-        """By layer, the names of its nodes in the graph of all layers."""
+        """Return, by layer, the names of its nodes in the graph of all layers."""
         fresh, found = _Fresh(self.graph), dict[int, Sequence[str]]()
         for number, kept in self.layers.stands_for.items():
             nodes = self.nodes[kept]

@@ -93,7 +93,7 @@ class Step:
 
     @property
     def leaves(self) -> list[Any]:
-        """Its arguments, without nests."""
+        """Return its arguments, without nests."""
         return tree_leaves((self.args, dict(self.kwargs)))
 
 

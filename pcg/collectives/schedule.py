@@ -22,7 +22,7 @@ MOST_TRANSFERS = 1 << 22
 
 
 class Transfer(NamedTuple):
-    """In `step`, `chunk` goes from rank `src` to rank `dst`, where it replaces the cell or is added to it.
+    """A transfer: in `step`, `chunk` goes from rank `src` to rank `dst`, where it replaces the cell or is added to it.
 
     `via`: the relays that it passes, where the topology's own choice (`Topology.path`) is not meant.
     """

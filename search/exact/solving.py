@@ -112,7 +112,7 @@ class Candidate:
 
     @property
     def identity(self) -> Identity:
-        """Its name, mesh, execution and rewrites: plans of one graph that agree in these differ in what they keep."""
+        """Return name, mesh, execution, rewrites. Plans of one graph that agree in these differ in what they keep."""
         return self.name, self.mesh, self.execution.scheduled(split=()), self.rewrites
 
     @property

@@ -90,7 +90,7 @@ class LayoutPin:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """At least `low`, at most `high` (None: any) for a role's degree, an axis's size, a number of stages, or bytes."""
+    """Bounds, `low` to `high` (None: any), for a role's degree, an axis's size, a number of stages, or bytes."""
 
     text: str
     what: str

@@ -212,7 +212,7 @@ class Standing(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Both in one line."""
+        """Return headline and text in one line."""
         return self.headline + (" " if self.text.startswith(("as ", "than ")) else ": ") + self.text
 
 

@@ -17,7 +17,7 @@ MOST_REFUSALS = 5
 
 
 class Refusal(NamedTuple):
-    """Why something is refused. `rank`, `step` and `chunk` say where; -1 stands for all, or none in particular."""
+    """The reason of a refusal. `rank`, `step` and `chunk` are its place; -1 stands for all, or none in particular."""
 
     fault: Fault
     rank: int
