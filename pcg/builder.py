@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from shardwright.pcg.analysis import following
@@ -124,15 +123,6 @@ class GraphBuilder:
     def wide(self, x: str) -> str:
         """Return x as read by operators that run in at least fp32, where others run in 16 bits."""
         return self.op("cast", x, dtype="float32") if self.low and self.types[x].dtype in HALVES else x
-
-    @contextmanager
-    def outside_autocast(self) -> Generator[None]:
-        """Let products inside be computed in the widest dtype of their operands."""
-        low, self.low = self.low, self.low and ""
-        try:
-            yield
-        finally:
-            self.low = low
 
     def _at_precision(self, op: str, operands: Sequence[Operand], target: object) -> Sequence[Operand]:
         """Return the operands in the dtypes that the operator computes in.

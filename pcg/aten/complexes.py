@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from shardwright.pcg.aten.reductions import root
-from shardwright.pcg.aten.registry import HANDLERS, Handler, Ref, cast, dimensions, dtype_name
+from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref, cast, dimensions, dtype_name
 from shardwright.pcg.aten.structure import reshape, select
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
@@ -35,7 +35,7 @@ class Pair:
 
 Value = Pair | str
 _BY_PART = frozenset({
-    "_unsafe_view", "alias", "cat", "clone", "constant_pad_nd", "copy", "detach", "diagonal", "expand",
+    "_unsafe_view", "alias", "cat", "clone", "constant_pad_nd", "copy", "cumsum", "detach", "diagonal", "expand",
     "flip", "gather", "index", "index_put", "index_select", "mean", "neg", "permute", "repeat", "roll", "select",
     "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "sum", "t",
     "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "zeros_like",
@@ -108,14 +108,48 @@ def _product(b: GraphBuilder, row: Handler, x: Pair, y: Pair) -> Pair:
 
 
 def _matmul(b: GraphBuilder, x: Any, y: Any, row: str = "matmul") -> Pair:
-    """Multiply matrices, in the width of their numbers: `torch.autocast` casts no complex ones."""
     multiply = HANDLERS[row]
-    with b.outside_autocast():
-        if isinstance(x, Pair) and isinstance(y, Pair):
-            return _product(b, multiply, x, y)
-        if isinstance(x, Pair):
-            return Pair(multiply(b, x.real, y), multiply(b, x.imag, y))
-        return Pair(multiply(b, x, y.real), multiply(b, x, y.imag))
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return _product(b, multiply, x, y)
+    if isinstance(x, Pair):
+        return Pair(multiply(b, x.real, y), multiply(b, x.imag, y))
+    return Pair(multiply(b, x, y.real), multiply(b, x, y.imag))
+
+
+def _vdot(b: GraphBuilder, x: Any, y: Any) -> Pair:
+    x = pair_of(b, x)
+    return _matmul(b, Pair(x.real, b.op("neg", x.imag)), y)
+
+
+def _add_product(b: GraphBuilder, bias: Any, x: Any, y: Any, *, beta: complex = 1, alpha: complex = 1) -> Pair:
+    return _biased(b, bias, _matmul(b, x, y), beta, alpha)
+
+
+def _add_products(b: GraphBuilder, bias: Any, x: Any, y: Any, *, beta: complex = 1, alpha: complex = 1) -> Pair:
+    return _biased(b, bias, _parts(b, HANDLERS["sum"], (_matmul(b, x, y), [0]), {}), beta, alpha)
+
+
+def _biased(b: GraphBuilder, bias: Any, product: Pair, beta: complex, alpha: complex) -> Pair:
+    """Append α product + β bias. As in torch, a bias with β = 0 is not read."""
+    product = product if alpha == 1 else _mul(b, product, alpha)
+    if beta == 0:
+        return product
+    return _parts(b, HANDLERS["add"], (product, bias if beta == 1 else _mul(b, pair_of(b, bias), beta)), {})
+
+
+def _conv2d(b: GraphBuilder, x: Pair, w: Pair, bias: Pair | None = None, *window: Any) -> Pair:
+    """Convolve by three products instead of four, as torch does where it decomposes other convolutions."""
+
+    def convolved(x: str, w: str) -> str:
+        return HANDLERS["conv2d.default"](b, x, w, None, *window)
+
+    reals, imags = convolved(x.real, w.real), convolved(x.imag, w.imag)
+    both = convolved(b.op("add", x.real, x.imag), b.op("add", w.real, w.imag))
+    y = Pair(b.op("sub", reals, imags), b.op("sub", b.op("sub", both, reals), imags))
+    if bias is None:
+        return y
+    column = _parts(b, reshape, (bias, (b.shape(bias.real)[0], 1, 1)), {})
+    return _parts(b, HANDLERS["add"], (y, column), {})
 
 
 def _linear(b: GraphBuilder, x: Any, weight: Any, bias: Any = None) -> Pair:
@@ -225,10 +259,16 @@ _HANDLERS: dict[str, Handler] = {
     "_to_copy": _to_copy,
     "abs": _abs,
     "add": _add_number("add"),
+    "addbmm": _add_products,
+    "addmm": _add_product,
+    "addmv": _add_product,
     "angle": lambda b, x: b.op("atan2", x.imag, x.real),
+    "baddbmm": _add_product,
     "bmm": _matmul,
     "complex": lambda b, real, imag: Pair(real, imag),
+    "conv2d": _conv2d,
     "div": _div,
+    "dot": _matmul,
     "empty": _fill(0.0),
     "exp": _exp,
     "imag": lambda b, x: x.imag,
@@ -236,12 +276,14 @@ _HANDLERS: dict[str, Handler] = {
     "matmul": _matmul,
     "mm": _matmul,
     "mul": _mul,
+    "mv": _matmul,
     "ones": _fill(1.0),
     "polar": _polar,
     "real": lambda b, x: x.real,
     "resolve_conj": lambda b, x: x,
     "resolve_neg": lambda b, x: x,
     "sub": _add_number("sub"),
+    "vdot": _vdot,
     "view_as_complex": unpacked,
     "view_as_real": packed,
     "where": _where,
@@ -254,11 +296,14 @@ def lift_complex(
 ) -> tuple[Value | None, ...]:
     """Append what an operator with complex operands or results computes; refuse what the lists here lack by name."""
     namespace, name, _ = (*target.split("."), "", "")[:3]
-    if namespace == "aten" and name in _HANDLERS:
-        lifted = _HANDLERS[name](b, *args, **kwargs)
-    elif namespace == "aten" and name in _BY_PART and (handler := HANDLERS.get(name)) is not None:
-        _refuse_mixed(b, name, args, kwargs)
-        lifted = _parts(b, handler, args, kwargs)
-    else:
-        raise GraphError("it has no row for complex numbers; compute with their real and imaginary parts")
+    try:
+        if namespace == "aten" and name in _HANDLERS:
+            lifted = _HANDLERS[name](b, *args, **kwargs)
+        elif namespace == "aten" and name in _BY_PART and (handler := HANDLERS.get(name)) is not None:
+            _refuse_mixed(b, name, args, kwargs)
+            lifted = _parts(b, handler, args, kwargs)
+        else:
+            raise NotCovered
+    except NotCovered:
+        raise GraphError("it has no row for complex numbers; compute with their real and imaginary parts") from None
     return lifted if isinstance(lifted, tuple) else (lifted,)

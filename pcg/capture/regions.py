@@ -4,12 +4,16 @@ By itself `torch.export` makes a graph of every region. In it, it forgets `torch
 from; and without a GPU, it ignores a region for one. So while a model is exported, entering or leaving a region
 leaves a *mark* in the graph: an operator without effect, with a message. Before decomposition, torch's own entering and
 leaving is put beside the marks, so that its casts become operators; the importer reads the marks.
+
+`torch.autocast` casts no complex numbers. Decomposed, a complex convolution is several real ones, which it would cast.
+So in a program with regions, operators on complex numbers get marks too: those of a region that is disabled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 from unittest import mock
 
@@ -68,10 +72,34 @@ class Marker:
 
 
 def enter_regions(module: fx.GraphModule, device: str) -> None:
-    """Put torch's call that enters or leaves a region beside every mark."""
-    for child in module.children():
-        if isinstance(child, fx.GraphModule):
-            enter_regions(child, device)
+    """Put torch's call that enters or leaves a region beside every mark, and complex operators outside of all."""
+    modules = [m for m in module.modules() if isinstance(m, fx.GraphModule)]
+    if not any(_text(node) is not None for m in modules for node in m.graph.nodes):
+        return
+    for own in modules:
+        _mark_complex(own.graph)
+        _enter_marked(own, device)
+
+
+def _mark_complex(graph: fx.Graph) -> None:
+    """Put marks of a disabled region around each run of operators that read complex numbers."""
+    for is_complex, run in groupby(list(graph.nodes), _reads_complex):
+        if is_complex:
+            first, *rest = run
+            tensor = first.all_input_nodes[0]
+            with graph.inserting_before(first):
+                graph.call_function(_MARK, (tensor, _BEGIN))
+            with graph.inserting_after(rest[-1] if rest else first):
+                graph.call_function(_MARK, (tensor, _END))
+
+
+def _reads_complex(node: fx.Node) -> bool:
+    values = (operand.meta.get("val") for operand in node.all_input_nodes)
+    is_aten = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+    return is_aten and any(isinstance(value, Tensor) and value.is_complex() for value in values)
+
+
+def _enter_marked(module: fx.GraphModule, device: str) -> None:
     open_: list[fx.Node] = []
     for node in list(module.graph.nodes):
         text = _text(node)

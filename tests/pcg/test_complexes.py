@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.interpret import run_serial
+from tests.each import each
 from tests.pcg.aten_cases.case import Case, case, ints, real
 from tests.pcg.run_torch import run_torch
 from tests.pcg.test_aten import Lifted, gradients, lift_all, to_numpy
@@ -127,18 +131,75 @@ def test_what_has_no_pairs_is_refused_by_name(kind: str, message: str) -> None:
         capture(Refused(kind), {"x": torch.ones(2, 4)}, strict=True)
 
 
-def test_autocast_leaves_products_of_complex_matrices_alone() -> None:
-    class Product(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+class Product(nn.Module):
+    """A product of complex numbers that a linear layer in 16 bits gives, and of complex weights."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.lin(x).float()
-            return (torch.complex(y, y.roll(1, 0)) @ self.weight).abs().mean()
+    def __init__(self, product: Callable[..., Tensor], shape: tuple[int, ...], *weights: tuple[int, ...]) -> None:
+        super().__init__()
+        self.product, self.shape, self.lin = product, shape, nn.Linear(4, 4, bias=False)
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(shape, dtype=torch.cfloat)) for shape in weights)
 
-    graph = capture(Product(), {"x": torch.randn(8, 4)}, precision="amp_bf16").graph
-    dtypes = {
-        op: [graph.types[node.name].dtype for node in graph.nodes if node.op == op] for op in ("linear", "matmul")
-    }
-    assert dtypes == {"linear": ["bfloat16"], "matmul": ["float32"] * 4}
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x.reshape(-1, 4)).float().reshape(x.shape)
+        return torch.view_as_real(self.product(torch.complex(x, y), *self.weights)).square().mean()
+
+
+VECTOR, MATRIX, STACK = (4,), (4, 4), (2, 4, 4)
+PRODUCTS: dict[str, Any] = {
+    "conv1d": (F.conv1d, (2, 4, 8), (6, 4, 3), (6,)),
+    "conv1d in groups": (partial(F.conv1d, stride=2, padding=1, dilation=2, groups=2), (2, 4, 8), (6, 2, 3), (6,)),
+    "conv1d, same": (partial(F.conv1d, padding="same"), (2, 4, 8), (6, 4, 3)),
+    "conv2d": (partial(F.conv2d, stride=(1, 2)), (2, 4, 8, 8), (6, 4, 3, 3), (6,)),
+    "conv2d without bias": (F.conv2d, (2, 4, 8, 8), (6, 4, 3, 3)),
+    "conv3d": (F.conv3d, (2, 4, 4, 4, 4), (6, 4, 3, 3, 3)),
+    "conv_transpose1d": (F.conv_transpose1d, (2, 4, 8), (4, 6, 3), (6,)),
+    "conv_transpose2d": (F.conv_transpose2d, (2, 4, 8, 8), (4, 6, 3, 3)),
+    "conv_transpose3d": (F.conv_transpose3d, (2, 4, 4, 4, 4), (4, 6, 3, 3, 3)),
+    "matmul": (torch.matmul, STACK, (4, 3)),
+    "bmm": (torch.bmm, STACK, (2, 4, 3)),
+    "einsum": (lambda x, w: torch.einsum("bik,oi->bok", x, w), STACK, (3, 4)),
+    "tensordot": (lambda x, w: torch.tensordot(x, w, 1), MATRIX, (4, 3)),
+    "linear": (F.linear, STACK, (3, 4), (3,)),
+    "addmm": (lambda x, w, c: torch.addmm(c, x, w, beta=0.5, alpha=2 - 1j), MATRIX, (4, 3), (3,)),
+    "addmm, unread": (lambda x, w, c: torch.addmm(c, x, w, beta=0), MATRIX, (4, 3), (3,)),
+    "baddbmm": (lambda x, w, c: torch.baddbmm(c, x, w), STACK, (2, 4, 3), (4, 3)),
+    "addbmm": (lambda x, w, c: torch.addbmm(c, x, w), STACK, (2, 4, 3), (4, 3)),
+    "addmv": (lambda x, w, c: torch.addmv(c, x, w), MATRIX, VECTOR, VECTOR),
+    "mv": (torch.mv, MATRIX, VECTOR),
+    "dot": (torch.dot, VECTOR, VECTOR),
+    "vdot": (torch.vdot, VECTOR, VECTOR),
+    "outer": (torch.outer, VECTOR, VECTOR),
+    "multi_dot": (lambda x, v, w: torch.linalg.multi_dot([x, v, w]), MATRIX, (4, 3), (3, 2)),
+    "matrix_power": (lambda x: torch.linalg.matrix_power(x, 3), MATRIX),
+    "a real one after it": (lambda x, w: x @ w + x.imag @ x.real, MATRIX, MATRIX),
+}
+
+
+@each("name", PRODUCTS)
+def test_products_of_complex_numbers_under_autocast_are_torchs(name: str) -> None:
+    torch.manual_seed(0)
+    product, shape, *weights = PRODUCTS[name]
+    model, batch = Product(product, shape, *weights), {"x": torch.randn(shape)}
+    captured = capture(model, batch, precision="amp_bf16")
+    state = {**batch, **dict(model.named_parameters()), **captured.constants}
+    leaves = {leaf.name: state[str(leaf.attr("target"))] for leaf in captured.graph.nodes if leaf.is_leaf}
+    pairs = {key: torch.view_as_real(x) if x.is_complex() else x for key, x in leaves.items()}
+    (_, output), *_ = captured.graph.outputs
+    loss = run_torch(captured.graph, pairs)[output]
+    with torch.autocast("cpu", torch.bfloat16):
+        alone = model(**batch)
+    torch.testing.assert_close(loss, alone, rtol=1e-6, atol=0)
+    parameters = list(model.parameters())
+    both = (torch.autograd.grad(x, parameters, materialize_grads=True) for x in (loss, alone))
+    for got, want in zip(*both, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    products = [captured.graph.types[n.name].dtype for n in captured.graph.nodes if n.op in {"linear", "matmul"}]
+    assert products.count("bfloat16") == (2 if name == "a real one after it" else 1)
+
+
+def test_a_complex_convolution_without_a_batch_is_refused_by_name() -> None:
+    model, batch = Product(F.conv2d, (4, 8, 8), (6, 4, 3, 3)), {"x": torch.randn(4, 8, 8)}
+    with pytest.raises(
+        CaptureError, match=r"aten.conv2d.default could not be lifted: it has no row for complex numbers"
+    ):
+        capture(model, batch)
