@@ -37,6 +37,7 @@ from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.runtime.host import Host, ThreadLink
+from shardwright.lowering.runtime.host_states import on_host
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.chunk import whole_chunk
@@ -50,10 +51,12 @@ STEPS_FOR_MEMORY = 3
 SHARE = 0.6
 """The time of the copies of half of the blocks, there and back, as a share of a step that keeps all."""
 KEPT, HALF = "all kept", "half of the blocks offloaded"
+ON_HOST = "all kept, optimizer states on the host"
 RUNS: Mapping[str, Execution] = {
     KEPT: Execution(),
     HALF: Execution(offload={"blocks.0-1": "full"}),
     "all blocks offloaded": Execution(offload={"blocks.*": "full"}),
+    ON_HOST: Execution.of(optimizer="adam@host"),
     "every block made again": Execution(recompute="full"),
     "every block made again, what they hand on offloaded": Execution(recompute="full", offload={"blocks.*": "full"}),
 }
@@ -61,14 +64,18 @@ RUNS: Mapping[str, Execution] = {
 
 def copied_bytes(graph: Graph, name: str) -> float:
     """Return the bytes that a step of this contender copies, there and back."""
+    if name == ON_HOST:
+        types = (graph.types[leaf.name] for leaf in graph.leaves("parameter"))
+        return 2 * sum(2 * kind.local_bytes(graph.mesh) for kind in types)
     chunk = whole_chunk(Operations(graph, RUNS[name]))
     return 2 * sum(memory.num_bytes for memory in chunk.allocations if memory.fate is Fate.HOST)
 
 
 def ours(graph: Graph, size: Size, name: str) -> Trainer:
     parallel, batch = lower(graph, model(size), execution=RUNS[name]), make_batch(size)
-    step = partial(parallel.forward_backward, **batch)
-    return Trainer(name, step, adamw(list(parallel.parameters())), lambda: whole_gradients(parallel))
+    step, optimizer = partial(parallel.forward_backward, **batch), adamw(list(parallel.parameters()))
+    optimizer = on_host(optimizer) if name == ON_HOST else optimizer
+    return Trainer(name, step, optimizer, lambda: whole_gradients(parallel))
 
 
 def kept_s(graph: Graph, size: Size, num_rounds: int) -> float:
@@ -102,15 +109,15 @@ def _peak(graph: Graph, size: Size, name: str) -> int:
 
     with mock.patch.object(Host, "__init__", noted):
         resident = Resident(ours(graph, size, name), before)
-    resident.step()
-    resident.step()
+        resident.step()
+        resident.step()
     return peak_bytes(resident, STEPS_FOR_MEMORY) - sum(own.num_bytes for own in hosts)
 
 
 # ---- the page ----
 
 INTRODUCTION = """\
-# Offload: activations that wait in the host's memory
+# Offload: values that wait in the host's memory
 
 What forward keeps for backward may wait in the host's memory. It is copied there beside compute, its memory on the
 device is given back, and it is copied back before backward needs it.
@@ -141,8 +148,27 @@ recomputation, microbatches, stages and ZeRO.
   left, a `MachineError` says how much was asked for.
 * **Which values.** The last blocks gain least: backward needs them at once. What an operator keeps of its own stays
   on the device, such as a dropout's mask or the softmax inside of a loss.
-* **Not there.** Schedule "zero-bubble" is refused with offload. Parameters and optimizer states do not move. Copies
-  on GPUs (a stream of their own, `non_blocking`) are written and have not been run on one.
+* **Not there.** Schedule "zero-bubble" is refused with offload. Parameters do not move. Copies on GPUs (a stream of
+  their own, `non_blocking`) are written and have not been run on one.
+
+## Optimizer states
+
+The states of an optimizer may lie on the host between updates. A plan counts on it, and the loop asks for it:
+
+```python
+plan = sw.plan(model, cluster, kwargs=batch, optimizer="adam@host")  # or --optimizer adam@host
+parallel = sw.compile(model, cluster, kwargs=batch, plan=plan)
+optimizer = sw.on_host(torch.optim.AdamW(parallel.parameters()))
+```
+
+* **Update.** It runs on the device, in lots of 64 MB of weights. States of two lots are there at a time: those that are
+  updated, and those that arrive meanwhile. Where nothing fits, the plan says whether this would, and what a step takes.
+* **Prices.** A step takes the time of the copies, there and back, beside that of the update: one after the other, which
+  is a little too much. `"momentum@host"` is SGD's with momentum. A CPU's memory is the host's, so plans for CPUs refuse
+  both; `sw.on_host` itself works there.
+* **Equal to the bit.** Torch's Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop and SGD
+  update each parameter by itself, so lots change nothing. Other optimizers are refused by name. Groups, hooks,
+  closures, scalers, `state_dict` and checkpoints stay as they are. Schedulers of learning rates are made afterwards.
 
 ## What it costs and saves
 

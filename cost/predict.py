@@ -14,7 +14,7 @@ from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import TensorClass
 from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.clock import SHARING, exposed_s
-from shardwright.cost.timeline.memory import Stored, update_bytes
+from shardwright.cost.timeline.memory import Stored, update_s
 from shardwright.cost.timeline.muon import orthogonalized
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import NodeCosts, Operator, Steps
@@ -78,8 +78,8 @@ def _update(leaf: Node, steps: Steps, known: dict[TensorType, NodeCosts]) -> Nod
     if kind not in known:
         elements = kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype]
         stored = Stored(elements, kind.dtype, True, False, kind.dtype, kind.shape)
-        moved = update_bytes(stored, DEFAULT.assuming(optimizer=steps.execution.assumed.optimizer))
-        known[kind] = NodeCosts(moved / device.memory_bytes_per_s + device.update_overhead_s)
+        run = DEFAULT.assuming(optimizer=steps.execution.assumed.optimizer)
+        known[kind] = NodeCosts(update_s(stored, run, device) + device.update_overhead_s)
     return known[kind]
 
 

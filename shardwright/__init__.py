@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from shardwright.exporting import export as export
     from shardwright.loading import Loader as Loader
     from shardwright.lowering.random.exact import seed_exactly as seed_exactly
+    from shardwright.lowering.runtime.host_states import on_host as on_host
     from shardwright.lowering.store.weights import WeightFiles as WeightFiles
     from shardwright.muon import Muon as Muon
     from shardwright.pcg.capture.fake import fake as fake
@@ -78,6 +79,7 @@ _EXPORTS = {
     "export": "shardwright.exporting",
     "fake": "shardwright.pcg.capture.fake",
     "load": "shardwright.saving",
+    "on_host": "shardwright.lowering.runtime.host_states",
     "plan": "shardwright.api",
     "save": "shardwright.saving",
     "seed_exactly": "shardwright.lowering.random.exact",
@@ -101,6 +103,7 @@ __all__ = [
     "export",
     "fake",
     "load",
+    "on_host",
     "plan",
     "save",
     "seed_exactly",

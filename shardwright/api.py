@@ -124,7 +124,8 @@ def plan(
             returned in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.
         optimizer: the optimizer that is going to train, whose states count for memory and whose update for time: "adam"
             (AdamW too), "adam8bit", "momentum" (SGD with it), "sgd", "lion", "muon" or "adafactor", or a class of
-            torch of such a name. By default "adam". Nothing else depends on it; see docs/training.md.
+            torch of such a name; "adam@host" and "momentum@host" keep states in the host's memory, with `on_host`. By
+            default "adam". Nothing else depends on it; see docs/training.md.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated. So is a part that
             cannot be captured; otherwise it runs as it is (`foreign`), and the plan names it.
         foreign: the parts of the model that run as they are, in Python and under torch's own autograd: modules by name,

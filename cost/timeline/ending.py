@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
+from shardwright.cost.timeline.memory import Stored, in_flight_bytes, state_bytes, update_s
 from shardwright.cost.timeline.muon import Orthogonalized, orthogonalized
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.sums import is_bucketed
@@ -23,21 +23,23 @@ class Held(NamedTuple):
     freed      gradients that the update frees, by leaf
     updated    under ZeRO-1, bytes of weights that are gathered again, by the number of the axis
     update_s   seconds of the update
+    in_flight  bytes of states that come from the host for the update
     """
 
     held: Mapping[tuple[str, str], float]
     freed: Sequence[tuple[str, float]]
     updated: Mapping[int, float]
     update_s: float
+    in_flight: float
 
 
 def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
     """Return the memory and update of parameters; `leaves` says how many of each."""
     execution, device, mesh = steps.execution, steps.cluster.device, steps.graph.mesh
-    held, moved_bytes, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
+    held, seconds, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
     updated = defaultdict[int, float](float)
     overhead_s = device.step_overhead_s + steps.first_uses_s
-    known = dict[tuple[Stored, int], tuple[Mapping[str, float], float]]()
+    known, counts = dict[tuple[Stored, int], tuple[Mapping[str, float], float]](), Counter[tuple[Stored, int]]()
     for leaf, times in leaves.items():
         parameter = steps.parameters[leaf]
         dtype, is_gathered = parameter.dtype, parameter.slices is not None
@@ -49,19 +51,21 @@ def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
                 shards *= mesh.sizes[axis]
                 updated[axis] += times * parameter.used_bytes
         if (own := known.get((stored, shards))) is None:
-            own = state_bytes(stored, execution, shards), update_bytes(stored, execution, shards)
+            own = state_bytes(stored, execution, shards), update_s(stored, execution, device, shards)
             known[stored, shards] = own
+        counts[stored, shards] += times
         kept, to_update = own
         for category, num_bytes in kept.items():
             held[category, leaf] = times * num_bytes
         if parameter.grad:
             overhead_s += times * device.update_overhead_s
-            moved_bytes += times * to_update
+            seconds += times * to_update
             if is_bucketed(parameter):
                 held["gradients", leaf] = times * parameter.gradient_bytes
             else:
                 freed.append((leaf, times * parameter.gradient_bytes))
-    return Held(held, freed, updated, moved_bytes / device.memory_bytes_per_s + overhead_s)
+    in_flight = in_flight_bytes(counts, execution)
+    return Held(held, freed, updated, seconds + overhead_s, in_flight)
 
 
 def price_end(steps: Steps, stored: Held, leaves: Mapping[str, int], sum_s: float) -> Segment:
@@ -89,6 +93,7 @@ class _End:
         for axis, seconds in self.shared.return_s.items():
             self.recorder.launch("return updates", axis, seconds, blocks=True)
         task = self.recorder.compute("optimizer", self.stored.update_s)
+        self.recorder.take("temporary", self.stored.in_flight, task, (task,), name="optimizer states from the host")
         for leaf, num_bytes in self.stored.freed:
             self.recorder.take("gradients", num_bytes, None, (task,), name=leaf)
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
+from shardwright.cost.clusters.device import Device
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.optimizers import OPTIMIZERS
+from shardwright.pcg.step.optimizers import AT_ONCE_BYTES, OPTIMIZERS, Row
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -116,6 +117,7 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
         return {"parameters": stored.num_elements * used}
     master = state if state > used and not stored.gathered else 0
     cut, whole = _optimizer_bytes(stored, execution)
+    cut = 0.0 if _row(execution).on_host else cut
     return {
         "parameters": stored.num_elements * (state if stored.gathered else used),
         "optimizer": (stored.num_elements * master + cut) / shards + whole,
@@ -128,23 +130,47 @@ def kept_bytes(stored: Stored, execution: Execution) -> float:
     return sum(state_bytes(stored, execution).values()) + gradient
 
 
-def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float:
-    """Return the bytes that a parameter's update reads and writes: gradient once, weight and states twice.
+def update_s(stored: Stored, execution: Execution, device: Device, shards: int = 1) -> float:
+    """Return the seconds of a parameter's update: gradient read once, weight and states read and written.
 
     A loss scaler first reads and writes the gradient once more: it is divided by the scale, and checked for overflow.
+    States on the host are copied from there and back, and that is taken not to overlap with the update itself.
     """
     if not stored.grad:
         return 0.0
     state, used = _item_bytes(stored, execution)
     cut, whole = _optimizer_bytes(stored, execution)
     traffic = (1 + 2 + 2 * execution.is_scaled) * state + (used if state > used and not stored.gathered else 0)
-    return (stored.num_elements * traffic + 2 * cut) / shards + 2 * whole
+    seconds = ((stored.num_elements * traffic + 2 * cut) / shards + 2 * whole) / device.memory_bytes_per_s
+    return seconds + (2 * cut / shards / device.host_bytes_per_s if _row(execution).on_host else 0.0)
+
+
+def in_flight_bytes(stored: Mapping[tuple[Stored, int], int], execution: Execution) -> float:
+    """Return the bytes of states on the device while it updates, of those that lie on the host.
+
+    `stored`: the number of parameters of a kind, by it and by the number of parts that their states are cut into. Two
+    lots of `AT_ONCE_BYTES` of weights, or of a larger parameter, are on the device at a time, and no more than all.
+    """
+    if not _row(execution).on_host:
+        return 0.0
+    least = total = 0.0
+    for (parameter, shards), times in stored.items():
+        if parameter.grad:
+            states = _optimizer_bytes(parameter, execution)[0] / shards
+            weight = parameter.num_elements / shards * _item_bytes(parameter, execution)[0]
+            least = max(least, states * max(1.0, AT_ONCE_BYTES / weight))
+            total += times * states
+    return min(2 * least, total)
 
 
 def _optimizer_bytes(stored: Stored, execution: Execution) -> tuple[float, float]:
     """Return the bytes of the optimizer's states that are cut as the parameter is, and of those that are not."""
-    states, item = OPTIMIZERS[execution.assumed.optimizer].of(stored.shape), _item_bytes(stored, execution)[0]
+    states, item = _row(execution).of(stored.shape), _item_bytes(stored, execution)[0]
     return states.cut_bytes(stored.num_elements, item), states.whole_bytes(stored.shape, item)
+
+
+def _row(execution: Execution) -> Row:
+    return OPTIMIZERS[execution.assumed.optimizer]
 
 
 def _item_bytes(stored: Stored, execution: Execution) -> tuple[int, int]:

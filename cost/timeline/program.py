@@ -29,6 +29,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
+from shardwright.pcg.step.optimizers import OPTIMIZERS
 from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.recompute import OFFLOAD, Recompute
 from shardwright.pcg.step.schedules import ends, in_two, most_in_flight, phases
@@ -74,10 +75,14 @@ def may_offload(cluster: Cluster, execution: Execution) -> bool:
 
 
 def check_offload(cluster: Cluster, execution: Execution) -> None:
-    """Raise a `PlanError` if values are to wait on a host to which the cluster's devices have no link."""
-    if execution.asks(OFFLOAD) and not (device := cluster.device).host_bytes_per_s:
-        problem = f"device {device.name!r} has no host_bytes_per_s, the rate of a link to a host's memory"
-        raise PlanError(f"offload: {problem} (a CPU's memory is the host's); give it, or leave offload out")
+    """Raise a `PlanError` if anything is to wait on a host to which the cluster's devices have no link."""
+    optimizer = execution.assumed.optimizer
+    on_host = {"offload": execution.asks(OFFLOAD), f"optimizer {optimizer!r}": OPTIMIZERS[optimizer].on_host}
+    for what, is_asked in on_host.items():
+        if is_asked and not (device := cluster.device).host_bytes_per_s:
+            problem = f"device {device.name!r} has no host_bytes_per_s, the rate of a link to a host's memory"
+            instead = "leave offload out" if what == "offload" else f"take {optimizer.removesuffix('@host')!r}"
+            raise PlanError(f"{what}: {problem} (a CPU's memory is the host's); give it, or {instead}")
 
 
 class Programs:

@@ -17,6 +17,7 @@ Around a program work:
     saved          what autograd keeps: values, or handles that recompute them
     ahead          batches that are copied to the device beside the step before
     host           values that wait for backward in the host's memory
+    host_states    an optimizer's states that lie there between updates
     foreign        calls of foreign parts, which are not made again
     apart          backward in two parts: activations, then weights
     precision      requirements of a precision on the device and on torch's settings

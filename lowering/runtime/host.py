@@ -33,9 +33,14 @@ Wait = Callable[[], None]
 
 
 class Link(Protocol):
-    """A maker of copies, which end in the order of their launches."""
+    """A maker of copies, which end in the order of their launches.
+
+    `finish` keeps the process waiting until all of them have ended.
+    """
 
     def copy(self, target: Tensor, source: Tensor) -> Wait: ...
+
+    def finish(self) -> None: ...
 
 
 class StreamLink:
@@ -51,6 +56,9 @@ class StreamLink:
             done = self.stream.record_event()
         return lambda: torch.cuda.current_stream(self.device).wait_event(done)
 
+    def finish(self) -> None:
+        self.stream.synchronize()
+
 
 class ThreadLink:
     """Copies in a thread, at most at `bytes_per_s` (None: as fast as they go)."""
@@ -65,6 +73,10 @@ class ThreadLink:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "host copies")
         return partial(self._ended, self._thread.submit(self._copy, target, source))
+
+    def finish(self) -> None:
+        if self._thread is not None:
+            self._ended(self._thread.submit(lambda: None))
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         end = time.perf_counter() + (source.nbytes / self.bytes_per_s if self.bytes_per_s else 0.0)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from shardwright.pcg import checks
 from shardwright.pcg.dtypes import plain
 
-Optimizer = Literal["adam", "adam8bit", "momentum", "sgd", "lion", "muon", "adafactor"]
+Optimizer = Literal["adam", "adam8bit", "momentum", "sgd", "lion", "muon", "adafactor", "adam@host", "momentum@host"]
 BLOCK, LEAST_IN_8_BITS = 256, 4096
 """The elements that share a scale of four bytes in 8-bit states; smaller parts of parameters, and those that blocks do
 not divide, are kept as torchao keeps them: in the dtype of weights."""
@@ -46,11 +46,15 @@ class States(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An optimizer's states of matrices, of stacks of them (experts, convolutions), and of other tensors."""
+    """An optimizer's states of matrices, of stacks of them (experts, convolutions), and of other tensors.
+
+    `on_host`: states lie in the host's memory between updates (`shardwright.on_host`).
+    """
 
     matrices: States
     stacks: States
     others: States
+    on_host: bool = False
 
     def of(self, shape: Sequence[int]) -> States:
         """Return what is kept of a tensor of this shape."""
@@ -69,7 +73,11 @@ OPTIMIZERS: Mapping[Optimizer, Row] = {
     "lion": _of_all(States(1)),
     "muon": Row(States(1), States(2), States(2)),  # AdamW trains what is no matrix
     "adafactor": Row(States(0, factored=True), States(0, factored=True), States(1)),
+    "adam@host": _of_all(States(2))._replace(on_host=True),
+    "momentum@host": _of_all(States(1))._replace(on_host=True),
 }
+AT_ONCE_BYTES = 1 << 26
+"""The bytes of weights whose states are copied from the host together; two such lots are on the device at a time."""
 _ALIASES: Mapping[str, Optimizer] = {"adamw": "adam", "adamw8bit": "adam8bit"}
 
 

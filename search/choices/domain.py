@@ -19,7 +19,7 @@ from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, OperatorPart, Option, local_bytes
 from shardwright.cost.timeline.clock import SHARING, exposed_s
-from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
+from shardwright.cost.timeline.memory import Stored, kept_bytes, update_s
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.bounds import ALL, Band
@@ -266,12 +266,13 @@ def storage_domain(
     elements = sharded / ITEM_BYTES[parameter.dtype]
     one, run = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype, parameter.shape), _run(optimizer)
     parts = {n: one._replace(num_elements=n) for n in elements.tolist()}
-    moved, kept = ({n: of(part, run) for n, part in parts.items()} for of in (update_bytes, kept_bytes))
+    updated = {n: update_s(part, run, compute.device) for n, part in parts.items()}
+    kept = {n: kept_bytes(part, run) for n, part in parts.items()}
     return Domain(
         ((),) * len(stored),
         ((),) * len(stored),
         stored,
-        np.array([moved[n] for n in elements.tolist()]) / compute.device.memory_bytes_per_s
+        np.array([updated[n] for n in elements.tolist()])
         + (compute.device.update_overhead_s if parameter.grad else 0.0),
         np.array([kept[n] for n in elements.tolist()]),
     )

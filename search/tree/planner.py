@@ -16,6 +16,7 @@ from math import inf
 from typing import Unpack
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.program import check_offload
 from shardwright.pcg.encodings import Encodings
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -71,6 +72,7 @@ class Planner:
             optimizer=optimizer,
             encodings=encodings,
         )
+        check_offload(self.cluster, self.execution)
         self.progress = progress or (lambda message: None)
         self.solver = Solver(self.cluster, certified)
         self.limit_bytes = self.solver.limit_bytes

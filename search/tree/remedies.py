@@ -22,6 +22,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import with_lifetimes
+from shardwright.pcg.step.optimizers import OPTIMIZERS
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.units import size as said
@@ -49,7 +50,7 @@ def remedies(graph: Graph, best: Candidate, ways: Ways) -> tuple[Remedy, ...]:
     solver, pins = ways.solver, ways.pins.by_hand
     changes = (
         _without_pins(best, ways), _more_devices(graph, solver, pins, ways), _smaller_batch(ways),
-        _offload(best, solver),
+        _offload(best, solver), _states_on_host(best, ways),
     )  # fmt: skip
     return tuple(sorted((found for change in changes for found in change), key=lambda remedy: remedy.step_s))
 
@@ -135,6 +136,18 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
     prediction = predict(best.graph, solver.cluster, execution)
     if solver.fits(prediction):
         yield Remedy("activations offloaded to the host's memory", prediction.step_s)
+
+
+def _states_on_host(best: Candidate, ways: Ways) -> Iterator[Remedy]:
+    """Yield the plan with optimizer states that lie on the host between updates."""
+    solver, repeats = ways.solver, ways.folded.repeats if best.folded else {}
+    on_host = f"{best.execution.assumed.optimizer}@host"
+    if on_host not in OPTIMIZERS or not solver.cluster.device.host_bytes_per_s:
+        return
+    execution = best.execution.assuming(optimizer=on_host)
+    prediction = solver.predicted(best.graph, execution, repeats)
+    if solver.fits(prediction):
+        yield Remedy(f"optimizer states in the host's memory, optimizer={on_host!r}", prediction.step_s)
 
 
 # ---- of plans that it is compared with ----

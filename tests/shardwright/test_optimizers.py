@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn, optim
 
 import shardwright as sw
+from shardwright.cost.predict import predict
+from shardwright.cost.timeline.memory import Stored, in_flight_bytes
 from shardwright.lowering import private
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.optimizers import OPTIMIZERS, Optimizer
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.optimizers import AT_ONCE_BYTES, OPTIMIZERS, Optimizer
 from shardwright.reports.facts import PlanFacts, fits
 from shardwright.reports.rounding import precision
 from shardwright.search.plan import Plan
@@ -86,7 +90,7 @@ def measured(plan: Plan) -> dict[str, int]:
 
 @pytest.mark.parametrize("roles", ["zero", "tensor"])
 def test_states_on_shards_take_the_predicted_bytes(roles: str) -> None:
-    assert MADE.keys() == OPTIMIZERS.keys() - {"adam8bit"}  # whose packages are not here
+    assert MADE.keys() == OPTIMIZERS.keys() - {"adam8bit", "adam@host", "momentum@host"}  # not here; not on the device
     plan = sw.plan(Net(), sw.Cluster.local(2), kwargs=BATCH, mesh={"x": 2}, roles=roles)
 
     def predicted(name: Optimizer) -> int:
@@ -119,3 +123,48 @@ def test_the_search_cuts_what_does_not_fit_with_this_optimizer() -> None:
 
     assert parts("adafactor") == {False}
     assert True in parts("adam")
+
+
+def on_the_host(memory_share: float, optimizer: Optimizer, host_bytes_per_s: float = 1e8) -> Plan:
+    """The plan of an MLP on two devices, whose memory is this share of the bytes of its weights."""
+    graph = mlp(8, 8192, 8192, layers=8)
+    num_bytes = sum(4 * graph.types[leaf.name].num_elements for leaf in graph.leaves("parameter"))
+    small = cluster(
+        2, memory_bytes=int(memory_share * num_bytes), link_bytes_per_s=1e7, host_bytes_per_s=host_bytes_per_s
+    )
+    return Planner(small, every_choice, optimizer=optimizer).plan(
+        graph, mesh=Mesh.of(x=2), roles=(FREE,), recompute="none", stages=1
+    )
+
+
+def test_states_on_the_host_leave_room_and_take_the_time_of_their_copies() -> None:
+    plan = on_the_host(100, "adam")
+    num_bytes = plan.prediction.memory.optimizer_bytes
+    same = predict(plan.graph, plan.cluster, plan.execution.having(optimizer="adam@host"))
+    assert num_bytes > 0
+    assert same.memory.optimizer_bytes == 0
+    assert same.optimizer_s - plan.prediction.optimizer_s == pytest.approx(2 * num_bytes / 1e8)
+    assert same.step_s - plan.prediction.step_s == pytest.approx(2 * num_bytes / 1e8)
+    on_host = on_the_host(100, "adam@host").prediction
+    assert plan.prediction.step_s < on_host.step_s <= same.step_s
+
+
+def test_states_in_flight_are_counted() -> None:
+    large = Stored(1 << 26, "float32", True, False, "float32", (1 << 26,))
+    small = large._replace(num_elements=1 << 20)
+    execution = Execution.of(optimizer="adam@host")
+    assert in_flight_bytes({(large, 1): 3}, execution) == 2 * (1 << 29)
+    assert in_flight_bytes({(large, 2): 3}, execution) == 2 * (1 << 28)  # ZeRO-1
+    assert in_flight_bytes({(small, 1): 1000}, execution) == 2 * 2 * AT_ONCE_BYTES
+    assert in_flight_bytes({(small, 1): 3}, execution) == 3 * (1 << 23)  # all of them
+    assert in_flight_bytes({(large, 1): 3}, Execution.of(optimizer="adam")) == 0
+
+
+def test_where_nothing_fits_the_plan_says_what_the_host_would_hold() -> None:
+    plan = on_the_host(1.6, "adam")
+    assert not fits(plan)
+    assert any("optimizer='adam@host'" in remedy.what for remedy in plan.report.remedies)
+    assert fits(on_the_host(1.6, "adam@host"))
+    assert not any("@host" in remedy.what for remedy in on_the_host(1.6, "adafactor").report.remedies)
+    with pytest.raises(PlanError, match=r"optimizer 'adam@host': device 'test' has no host_bytes_per_s.*take 'adam'"):
+        on_the_host(1.6, "adam@host", 0.0)

@@ -1,6 +1,6 @@
 """Memory by category."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -10,13 +10,14 @@ from shardwright.cost.timeline.memory import (
     gradient_bytes,
     kept_bytes,
     state_bytes,
-    update_bytes,
+    update_s,
     verdict,
 )
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.optimizers import OPTIMIZERS, Optimizer
 from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from tests.each import each
+from tests.search.graphs import cluster
 
 
 def test_total() -> None:
@@ -30,6 +31,12 @@ def test_total() -> None:
 
 
 STORED = Stored(1000, "float32", True, False, "float32")
+
+
+def update_bytes(stored: Stored, run: Execution, shards: int = 1) -> float:
+    """The seconds of an update on a device that moves one byte in a second, to its own memory and to the host's."""
+    slow = replace(cluster(1).device, memory_bytes_per_s=1.0, host_bytes_per_s=1.0)
+    return update_s(stored, run, slow, shards)
 
 
 @each("run", [Execution.of(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
