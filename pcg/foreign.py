@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,7 +18,7 @@ from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.precision import HALVES
 from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.schema import Schema, problem
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import COMPLEX, ITEM_BYTES
 
 Way = Literal["whole", "batch"]
 """How a part runs: whole on every device, or along the batch, each row of its results from its own row alone."""
@@ -47,6 +47,11 @@ class Result(NamedTuple):
     dtype: str
     grad: bool
 
+    @property
+    def held(self) -> tuple[tuple[int, ...], str]:
+        """The shape and dtype in a program, which holds complex numbers as pairs of real ones."""
+        return ((*self.shape, 2), COMPLEX[self.dtype]) if self.dtype in COMPLEX else (self.shape, self.dtype)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -68,6 +73,7 @@ class Call:
     flops       floating-point operations of its forward, as torch counts them
     seconds     of its forward, when capture ran it
     device      the kind of device that it ran on
+    pairs       the operands of complex numbers, which a program holds as pairs of real ones
     """
 
     name: str
@@ -86,6 +92,7 @@ class Call:
     flops: float = 0.0
     seconds: float = 0.0
     device: str = ""
+    pairs: tuple[int, ...] = ()
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -105,7 +112,7 @@ _NAMES: Schema = {"type": "array", "items": {"type": "string"}}
 _NESTED: Schema = {"$ref": "#/$defs/inputs"}
 _SCHEMA: Schema = {
     "type": "object",
-    "required": [field.name for field in fields(Call)],
+    "required": [field.name for field in fields(Call) if field.default is MISSING],
     "additionalProperties": False,
     "properties": {
         "name": {"type": "string"},
@@ -114,7 +121,8 @@ _SCHEMA: Schema = {
         "num_inputs": {"type": "integer", "minimum": 0},
         "state": {"type": "array", "items": {**_NAMES, "minItems": 1}},
         "results": {"type": "array", "items": {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": [
-            {"type": "array", "items": {"type": "integer", "minimum": 0}}, {"enum": [*ITEM_BYTES]}, {"type": "boolean"},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}}, {"enum": [*ITEM_BYTES, *COMPLEX]},
+            {"type": "boolean"},
         ]}},
         "written": _NAMES,
         "grad": {"type": "boolean"},
@@ -126,6 +134,7 @@ _SCHEMA: Schema = {
         "flops": {"type": "number", "minimum": 0},
         "seconds": {"type": "number", "minimum": 0},
         "device": {"enum": ["", "cpu", "cuda"]},
+        "pairs": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     },
     "$defs": {"inputs": {"type": "object", "minProperties": 1, "additionalProperties": False, "properties": {
         "$": {"type": "integer", "minimum": 0},
@@ -150,7 +159,7 @@ def parsed(text: str) -> Call:
         raise GraphError(f"a foreign call: {wrong}; make the plan again")
     data["results"] = tuple(Result(tuple(shape), dtype, grad) for shape, dtype, grad in data["results"])
     data["state"] = tuple(map(tuple, data["state"]))
-    data["written"], data["batched"] = tuple(data["written"]), tuple(data["batched"])
+    data.update({key: tuple(data.get(key, ())) for key in ("written", "batched", "pairs")})
     return Call(**data)
 
 
@@ -159,13 +168,15 @@ def problem_of(node: Node) -> str:
     call, attrs = Call.of(node), dict(node.attrs)
     if len(node.inputs) != call.num_inputs + len(call.state):
         return f"the call of {call.name} has {call.num_inputs + len(call.state)} operands, the node {len(node.inputs)}"
+    if any(number >= len(node.inputs) for number in call.pairs):
+        return f"the call of {call.name} has complex numbers in operands {list(call.pairs)} of {len(node.inputs)}"
     if call.draws != (node.draw is not None):
         return f"the call of {call.name} draws, or the node, and not both"
     if (node.op == ROW_BY_ROW) != (call.way == "batch") or attrs.get("batched", ()) != call.batched:
         return f"the call of {call.name} runs along the batch, or the node, and not both"
     number = attrs["result"]
     result = call.results[number] if isinstance(number, int) and 0 <= number < len(call.results) else None
-    if result is None or (result.shape, result.dtype) != (attrs["shape"], attrs["dtype"]):
+    if result is None or result.held != (attrs["shape"], attrs["dtype"]):
         return f"the call of {call.name} has no result {number} of this type"
     return ""
 

@@ -255,7 +255,7 @@ def _moved(model: nn.Module, part: _Part, before: Before, epsilon: float, seed: 
     generator = torch.Generator(device_of(model)).manual_seed(seed)
 
     def off(value: Tensor) -> Tensor:
-        if not value.is_floating_point():
+        if not (value.is_floating_point() or value.is_complex()):
             return value
         signs = torch.randint(0, 2, value.shape, generator=generator, device=generator.device, dtype=torch.int8)
         return value + value * (epsilon * (2 * signs - 1).to(value.device, value.dtype))

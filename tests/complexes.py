@@ -59,6 +59,41 @@ class Rotating(nn.Module):
         return (y - self.get_buffer("mean")).abs().square().mean()
 
 
+class Turned(nn.Module):
+    """What has no row, with complex arguments, results and weights, and perhaps a buffer that forward writes."""
+
+    is_real = False
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.cdouble) + 3 * torch.eye(WIDTH))
+        self.counts = counts
+        self.register_buffer("mean", torch.ones(WIDTH, dtype=torch.cdouble))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.counts:
+            with torch.no_grad():
+                self.get_buffer("mean").mul_(0.9).add_(0.1 * z.mean(0))
+        y = (z @ torch.linalg.inv(self.weight)).conj() * self.weight.conj()[0] + z.imag * self.weight.conj().imag[1]
+        return torch.view_as_real(y.resolve_conj()) if self.is_real else y, z.real.sort(0 if self.counts else 1).values
+
+
+class Turning(nn.Module):
+    """Layers around it; it stands in the first of two blocks."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.first, self.turned = nn.Linear(WIDTH, 2 * WIDTH), Turned(counts=counts)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, parts = self.turned(torch.view_as_complex(self.first(x).unflatten(-1, (WIDTH, 2))))
+        y = (z * self.turned.get_buffer("mean")).abs() + parts
+        for block in self.blocks:
+            y = y + block(y).tanh()
+        return y.square().mean()
+
+
 def operator() -> tuple[nn.Module, Batch]:
     torch.manual_seed(0)
     batch = {"x": torch.randn(ROWS, 2, GRID).double(), "target": torch.randn(ROWS, 1, GRID).double()}
@@ -68,3 +103,8 @@ def operator() -> tuple[nn.Module, Batch]:
 def rotating() -> tuple[nn.Module, Batch]:
     torch.manual_seed(0)
     return Rotating().double(), {"x": torch.randn(ROWS, WIDTH).double()}
+
+
+def turning(*, counts: bool) -> tuple[nn.Module, Batch]:
+    torch.manual_seed(0)
+    return Turning(counts=counts).double(), {"x": torch.randn(ROWS, WIDTH).double()}

@@ -396,7 +396,7 @@ def _foreign(part: Local) -> Passes:
         return Passes()
     call = parsed(str(part.attrs["call"]))
     num_bytes = _bytes((*part.operands, part.result))
-    share = part.result.num_elements / max(prod(call.results[0].shape), 1)  # of the batch, if it is row by row
+    share = part.result.num_elements / max(prod(call.results[0].held[0]), 1)  # of the batch, if it is row by row
 
     def work(passes: int) -> Work:
         times = passes * share

@@ -15,6 +15,7 @@ Around a program work:
     buffers        the memory that parameters are gathered into
     reducer        sums gradients while backward still runs
     saved          what autograd keeps: values, or handles that recompute them
+    views          how a saved tensor lies in memory that comes and goes
     ahead          batches that are copied to the device beside the step before
     host           values that wait for backward in the host's memory
     host_states    an optimizer's states that lie there between updates

@@ -28,6 +28,7 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.movement import take
 from shardwright.lowering.runtime.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.runtime.schedule import BlockSchedule
+from shardwright.lowering.runtime.views import View
 from shardwright.pcg.encodings import Encoding
 from shardwright.pcg.step.verbs import Microbatch, happens
 
@@ -59,14 +60,14 @@ class _Handle:
 
     def __init__(self, block: GatheredBlock, buffer: int, tensor: Tensor) -> None:
         self.block, self.buffer = block, buffer
-        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        self.view = View.of(tensor)
         block.handles += 1
 
     def __del__(self) -> None:
         self.block.drop_handle()
 
     def tensor(self) -> Tensor:
-        return self.block.open(backward=True).buffers[self.buffer].as_strided(self.size, self.stride, self.offset)
+        return self.view.on(self.block.open(backward=True).buffers[self.buffer])
 
 
 class GatheredBlock:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from shardwright.lowering import private
 from shardwright.lowering.runtime.schedule import OffloadSchedule
+from shardwright.lowering.runtime.views import View
 from shardwright.pcg.errors import MachineError
 from shardwright.pcg.step.verbs import VERBS, Action
 
@@ -169,15 +170,10 @@ class Part(NamedTuple):
     """The handle of a tensor that lies in the memory of a value on the host."""
 
     away: Away
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    view: View
 
     def tensor(self) -> Tensor:
-        memory = self.away.arrive()
-        found = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return found.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+        return self.view.on(self.away.arrive())
 
 
 class Perhaps:
@@ -188,13 +184,6 @@ class Perhaps:
 
     def tensor(self) -> Tensor:
         return self.kept if isinstance(self.kept, Tensor) else self.kept.tensor()
-
-
-def _kept(away: Away, tensor: Tensor) -> Tensor | Part:
-    """Return the object that autograd keeps of a tensor in this memory; a lazy conjugate is no place in it."""
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor
-    return Part(away, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
 class Trip:
@@ -221,7 +210,7 @@ class Trip:
             away = self._in_forward[key] = Away(self.host, tensor)
         self._values[next(self._leaving)] = away
         for handle in self._perhaps.pop(key, ()):
-            handle.kept = _kept(away, handle.tensor())
+            handle.kept = Part(away, View.of(handle.tensor()))
 
     def release(self) -> None:
         """Give back the memory of the values whose turn it is."""
@@ -242,7 +231,7 @@ class Trip:
     def pack(self, tensor: Tensor) -> Tensor | Part:
         """Return the object that autograd keeps: a handle if the tensor's memory leaves, else the tensor."""
         found = self._in_forward.get(private.storage_key(tensor)) if self._in_forward else None
-        return tensor if found is None else _kept(found, tensor)
+        return tensor if found is None else Part(found, View.of(tensor))
 
     def perhaps(self, tensor: Tensor) -> Perhaps:
         """Return a handle of a tensor whose memory has not left so far."""

@@ -30,6 +30,7 @@ from shardwright.lowering.runtime.apart import Apart, PutOff
 from shardwright.lowering.runtime.blocks import Blocks
 from shardwright.lowering.runtime.foreign import Once, calls_foreign
 from shardwright.lowering.runtime.host import Trip
+from shardwright.lowering.runtime.views import View
 
 Results = Any
 """A tensor, or a tuple of tensors."""
@@ -186,10 +187,10 @@ class _Given(NamedTuple):
 
     region: _Region
     number: int
-    place: tuple[Any, Any, Any]
+    view: View
 
     def tensor(self) -> Tensor:
-        return self.region.result(self.number).as_strided(*self.place)
+        return self.view.on(self.region.result(self.number))
 
 
 class _Enough(Exception):  # noqa: N818
@@ -229,7 +230,7 @@ class _Region:
     def handle(self, number: int, part: Tensor) -> _Given:
         """Return a handle of `part`, a view of the result with this number."""
         self.handles[number] += 1
-        return _Given(self, number, (part.size(), part.stride(), part.storage_offset()))
+        return _Given(self, number, View.of(part))
 
     # ---- backward ----
 

@@ -9,7 +9,7 @@ those of any other operator do.
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,6 +28,8 @@ from shardwright.pcg.capture.foreign import Thing, part_of
 from shardwright.pcg.errors import ForeignError, PlanError
 from shardwright.pcg.foreign import Call, calls, unpacked
 from shardwright.pcg.graph import Graph
+
+_Type = tuple[tuple[int, ...], str]
 
 
 class ForeignParts:
@@ -100,7 +102,8 @@ class ForeignCalls:
         call = self._calls[name, number]
         if any(isinstance(x, private.FakeTensor) for x in operands):
             return _DryCall.apply(call, *operands)
-        given, state = operands[: call.num_inputs], operands[call.num_inputs :]
+        numbers = [_as_complex(x) if i in call.pairs else x for i, x in enumerate(operands)]
+        given, state = numbers[: call.num_inputs], numbers[call.num_inputs :]
         part = self.parts.by_name[name]
         args, kwargs = unpacked(call.inputs, given.__getitem__)
         versions = [_version(x) for x in given]
@@ -122,9 +125,15 @@ class ForeignCalls:
                 f"{name} is foreign and writes into a tensor that it is given, which went unseen when it was captured; "
                 "let it write into a clone"
             )
+        results = tuple(torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in results)
         if self._seen is not None:
             self._seen[name, number] = _summary(results)
         return results
+
+
+def _as_complex(pairs: Tensor) -> Tensor:
+    """Return pairs of real numbers as complex ones, in the same memory if they fill it."""
+    return torch.view_as_complex(pairs.contiguous())
 
 
 def _version(x: Tensor) -> int:
@@ -196,7 +205,7 @@ def _checked(call: Call, given: Sequence[Tensor], returned: Sequence[Any]) -> tu
     """Return the tensors among results; raise `ForeignError` unless they have the types that they had in capture."""
     results = tuple(x for x in returned if isinstance(x, Tensor))
     kinds = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in results]
-    expected = _types(call, given)
+    expected = _types(call, given, [(result.shape, result.dtype) for result in call.results])
     if kinds != expected:
         raise ForeignError(
             f"{call.name} is foreign and gives {_told(kinds)}; when it was captured, it gave {_told(expected)}, and a "
@@ -211,13 +220,13 @@ def _checked(call: Call, given: Sequence[Tensor], returned: Sequence[Any]) -> tu
     return results
 
 
-def _types(call: Call, given: Sequence[Tensor]) -> list[tuple[tuple[int, ...], str]]:
-    """Return the types of results; along the batch they have as many rows as the operands here."""
+def _types(call: Call, given: Sequence[Tensor], types: Iterable[_Type]) -> list[_Type]:
+    """Return the types of results in capture; along the batch they have as many rows as the operands here."""
     rows = given[call.batched[0]].shape[:1] if call.batched else ()
-    return [((*rows, *x.shape[len(rows) :]), x.dtype) for x in call.results]
+    return [((*rows, *shape[len(rows) :]), dtype) for shape, dtype in types]
 
 
-def _told(types: Sequence[tuple[tuple[int, ...], str]]) -> str:
+def _told(types: Sequence[_Type]) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in types) or "nothing"
 
 
@@ -253,7 +262,7 @@ class _DryCall(Function):
     @staticmethod
     def forward(ctx: AutogradContext, call: Call, *operands: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*operands)
-        types = _types(call, operands)
+        types = _types(call, operands, (result.held for result in call.results))
         return tuple(operands[0].new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in types)
 
     @staticmethod

@@ -24,6 +24,7 @@ from shardwright.lowering.trial.putback import random_states
 from shardwright.pcg.capture.capture import Captured, find_loss, split_batch
 from shardwright.pcg.capture.importing import flat_batch, names_by_first
 from shardwright.pcg.capture.modules import in_own_precision
+from shardwright.pcg.capture.places import is_same
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
@@ -84,7 +85,7 @@ def eager_step(
         parameter.grad = None
     losses = _number(first), _number(forward())
     buffers = {name: as_real(b.detach()).clone() for name, b in model.named_buffers(remove_duplicate=False)}
-    moved = tuple(name for name, p in model.named_parameters() if name in before and not _equal(p, before[name]))
+    moved = tuple(name for name, p in model.named_parameters() if name in before and not is_same(p, before[name]))
     return Trial(losses, gradients, buffers, moved, random_states())
 
 
@@ -151,15 +152,6 @@ def _renew(leaves: dict[str, Tensor], tied: Mapping[str, Sequence[str]], buffers
 def _dense(gradient: Tensor) -> Tensor:
     """Return a gradient with all its elements, as programs give it; lookups may give rows of it (`sparse=True`)."""
     return gradient.to_dense() if gradient.layout is not torch.strided else gradient
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal bit by bit, so that NaN equals itself."""
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _is_tensor(value: object) -> bool:

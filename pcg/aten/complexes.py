@@ -12,7 +12,7 @@ none of these lists is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -27,10 +27,11 @@ from shardwright.pcg.types import COMPLEX, is_float
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The names of the real and of the imaginary part of a complex value."""
+    """The names of the real and of the imaginary part of a complex value; of the tensor of both, if it is known."""
 
     real: str
     imag: str
+    whole: str = field(default="", compare=False)
 
 
 Value = Pair | str
@@ -207,13 +208,15 @@ def _to_copy(b: GraphBuilder, x: Any, *, dtype: Any = None) -> Value:
 
 def packed(b: GraphBuilder, x: Pair) -> str:
     """Return both parts in a last dimension."""
+    if x.whole:
+        return x.whole
     parts = (reshape(b, part, (*b.shape(part), 1)) for part in (x.real, x.imag))
     return b.op("concat", *parts, dim=len(b.shape(x.real)))
 
 
 def unpacked(b: GraphBuilder, x: str) -> Pair:
     """Return the parts in a last dimension as a pair."""
-    return Pair(*(select(b, x, -1, part) for part in (0, 1)))
+    return Pair(*(select(b, x, -1, part) for part in (0, 1)), whole=x)
 
 
 def _fft_r2c(b: GraphBuilder, x: str, dims: Sequence[int], norm: int, onesided: bool) -> Pair:

@@ -63,7 +63,8 @@ def _checked_parts(b: GraphBuilder, value: Value, kind: ResultType) -> Value:
     if isinstance(value, Pair) != (dtype in COMPLEX):
         raise GraphError(f"expected {dtype}, its row gives {'complex' if isinstance(value, Pair) else 'real'} numbers")
     if isinstance(value, Pair):
-        return Pair(*(_checked(b, part, (shape, COMPLEX[dtype])) for part in (value.real, value.imag)))
+        checked = Pair(*(_checked(b, part, (shape, COMPLEX[dtype])) for part in (value.real, value.imag)))
+        return value if checked == value else checked
     return _checked(b, value, kind)
 
 

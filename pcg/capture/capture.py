@@ -148,6 +148,11 @@ class _LossOnly(nn.Module):
                 " loss as a scalar, first in a tuple, or as `loss` in a dict (transformers models: pass `labels` in the"
                 " batch), or give loss_fn="
             )
+        if loss.is_complex():
+            raise CaptureError(
+                f"{type(self.model).__name__} returns a loss of complex numbers, which has no backward; return a real "
+                "one, such as loss.real or loss.abs()"
+            )
         check_backward(loss, watch.ungraded, written=watch.written)
         self.beside[0].update(_beside(result, loss))
         return loss, *(value.detach() for value in self.kept.left().values())

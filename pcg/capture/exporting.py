@@ -258,6 +258,13 @@ def _known(model: nn.Module, inner: nn.Module, tensors: Mapping[str, Any], error
                 f"{path!r} has a name that is a keyword of Python, and torch.export writes names as Python source; "
                 "rename it (in a ModuleDict: its key)"
             )
+    if "Float can't be cast" in str(error) and any(
+        frame.f_code.co_name == "dropout" for frame, _ in traceback.walk_tb(error.__traceback__)
+    ):
+        return (
+            "torch drops no complex numbers, eagerly neither; multiply them by a mask that it draws for real ones: "
+            "z * F.dropout(torch.ones_like(z.real))"
+        )
     if getattr(inner, "track_running_stats", False) and getattr(inner, "momentum", 0) is None:
         return (
             f"{type(inner).__name__}(momentum=None) averages over all batches so far and reads their count as a number,"

@@ -30,10 +30,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from shardwright.pcg.aten import dtype_name
 from shardwright.pcg.capture.exporting import own_id, site_of
 from shardwright.pcg.capture.functions import REMEDY, CallsTaken, function_named
-from shardwright.pcg.capture.places import put_back
+from shardwright.pcg.capture.places import is_same, put_back
 from shardwright.pcg.errors import CaptureError, PlanError, ShardwrightError
 from shardwright.pcg.foreign import Call, Result, Way, packed, parsed
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import COMPLEX, ITEM_BYTES
 
 Run = Callable[..., Any]
 Thing = nn.Module | type[Function] | Run
@@ -152,8 +152,8 @@ class Parts:
         left = *(("returns a tensor", x) for x in returned), *(("has a buffer", x) for x in buffers.values())
         for what, x in left:
             kind = dtype_name(x.dtype) if x.layout is torch.strided else str(x.layout)
-            if kind not in ITEM_BYTES:
-                raise _unfit(part, f"it {what} of {kind}; expected dense ones of real numbers")
+            if kind not in ITEM_BYTES and kind not in COMPLEX:
+                raise _unfit(part, f"it {what} of {kind}; expected dense ones of {', '.join((*ITEM_BYTES, *COMPLEX))}")
         drew = not torch.equal(drawn, _generator(device).get_state())
         if not isinstance(part.thing, (nn.Module, type)):
             _refuse_effects(part, passed, kwargs, returned, drew=drew)
@@ -177,6 +177,7 @@ class Parts:
             batched,
             part.way,
             part.why,
+            pairs=tuple(i for i, x in enumerate((*leaves, *(x for x, _ in state))) if x.is_complex()),
         )
         if (known := self._known.get((part.name, number))) is not None:
             call = replace(call, why=known.why, flops=known.flops, seconds=known.seconds, device=known.device)
@@ -329,16 +330,16 @@ def _refuse_writes(
 ) -> None:
     """Raise if a call has written into its arguments or parameters, or given a buffer another shape."""
     for tensor, value in zip(given, before, strict=False):
-        if value is not None and not _same(tensor, value):
+        if value is not None and not is_same(tensor, value):
             raise _unfit(part, "it writes into a tensor that it is given; clone it first")
     buffers = part.buffers()
     for (tensor, names), value in zip(state, before[len(given) :], strict=True):
         if names[0] in buffers:
             if buffers[names[0]].shape != tensor.shape:
                 raise _unfit(part, f"its buffer {names[0]!r} changes its shape, and programs have fixed shapes")
-            if part.way == "batch" and value is not None and not _same(buffers[names[0]], value):
+            if part.way == "batch" and value is not None and not is_same(buffers[names[0]], value):
                 raise _unfit(part, f"it writes its buffer {names[0]!r}, which devices would do for other rows", _BY_ROW)
-        elif value is not None and not _same(tensor, value):
+        elif value is not None and not is_same(tensor, value):
             with torch.no_grad():
                 tensor.copy_(value)
             raise CaptureError(
@@ -369,7 +370,7 @@ def _row_by_row(
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    if not one.is_floating_point():
+    if not (one.is_floating_point() or one.is_complex()):
         return torch.equal(one, other)
     tolerance = torch.finfo(one.dtype).eps ** 0.5
     return torch.allclose(one, other, tolerance, tolerance * float(other.detach().abs().max()), equal_nan=True)
@@ -423,12 +424,8 @@ def _restored(model: nn.Module) -> Generator[None]:
         yield
     with torch.no_grad():
         for tensor, value in buffers:
-            if isinstance(tensor, FakeTensor) or not torch.equal(tensor, value):
+            if isinstance(tensor, FakeTensor) or not is_same(tensor, value):
                 tensor.copy_(value)
-
-
-def _same(tensor: Tensor, value: Tensor) -> bool:
-    return tensor.shape == value.shape and bool(((tensor == value) | (tensor != tensor)).all())  # noqa: PLR0124
 
 
 # ---- the operator of the trace ----

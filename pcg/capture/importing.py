@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten_with_path
 
-from shardwright.pcg.aten import IGNORED, Pair, Ref, dtype_name, lift
+from shardwright.pcg.aten import IGNORED, Pair, Ref, Value, dtype_name, lift
 from shardwright.pcg.aten.complexes import packed, unpacked
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.exporting import is_library, line_of
@@ -170,7 +170,7 @@ class Importer:
             remedy = "pass torch.view_as_real of it in the batch, and take torch.view_as_complex of it in forward"
             raise CaptureError(f"{where}: {what}; {remedy}").inside(where.module, what)
         if numbers not in COMPLEX:
-            what = f"{kind} {target!r} is {numbers}; expected {' or '.join(COMPLEX)}"
+            what = f"{kind} {target!r} is {numbers}; expected {' or '.join(COMPLEX)}: widen it by .to(torch.complex64)"
             raise CaptureError(f"{where}: {what}").inside(where.module, what)
         if kind != "constant":
             name = re.sub(r"\W", "_", target)
@@ -251,18 +251,21 @@ class Importer:
             raise failure.inside(where.module, why) from error
         self.values[node] = names if several else names[0]
 
-    def _foreign(self, operands: Sequence[Ref], call: str) -> tuple[str | None, ...]:
+    def _foreign(self, operands: Sequence[Ref | Pair], call: str) -> tuple[Value | None, ...]:
         """Append a call of a foreign part (`pcg.capture.foreign`): one node for each result."""
-        b = self.builder
-        if any(isinstance(x, Pair) for x in operands):
-            raise GraphError("it is given complex numbers, or has some as weights; give it torch.view_as_real of them")
-        made, results = parsed(call), enumerate(parsed(call).results)
+        b, made = self.builder, parsed(call)
+        given = [self._real(x) for x in operands]
         op, one = ROW_BY_ROW, dict[str, Any](call=call, batched=made.batched)
         if made.way == "whole":
             op, one = OPAQUE, dict[str, Any](call=call, target=FOREIGN, args=(), kwargs=())
         if made.draws:
             one["seed"] = b.number_of_draw(op)
-        return tuple(b.op(op, *operands, **one, result=i, shape=x.shape, dtype=x.dtype) for i, x in results)
+        results = list[Value]()
+        for number, result in enumerate(made.results):
+            shape, dtype = result.held
+            node = b.op(op, *given, **one, result=number, shape=shape, dtype=dtype)
+            results.append(unpacked(b, node) if dtype != result.dtype else node)
+        return tuple(results)
 
     def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:
         specs = self.exported.graph_signature.output_specs

@@ -231,9 +231,18 @@ def put_back(model: nn.Module) -> Generator[None]:
         for (_, restore), state in zip(generators, states, strict=True):
             restore(state)
         for tensor, value in tensors:
-            if not tensor.equal(value):
+            if not is_same(tensor, value):
                 with torch.no_grad():
                     tensor.copy_(value)
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal bit by bit: of any dtype, and NaN equals itself."""
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _is_unreal(tensor: Tensor) -> bool:

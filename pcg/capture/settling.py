@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from shardwright.pcg.capture.places import is_same
 from shardwright.pcg.capture.state import LEFT, Carrier, Kept
 from shardwright.pcg.errors import CaptureError, GraphError
 from shardwright.pcg.graph import Graph
@@ -221,4 +222,4 @@ def _made_of(graph: Graph, kinds: Collection[str], targets: Collection[str] = ()
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or not (isinstance(one, FakeTensor) or isinstance(other, FakeTensor) or not one.equal(other))
+    return one is other or not (isinstance(one, FakeTensor) or isinstance(other, FakeTensor) or not is_same(one, other))

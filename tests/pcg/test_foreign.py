@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +54,8 @@ def test_a_call_there_and_back() -> None:
     [
         ({"way": "sideways"}, "way: expected one of 'whole', 'batch'"),
         ({"inputs": {"tuple": [{"call": "os.remove"}]}}, "field 'call' is not known"),
-        ({"results": [[[2], "complex64", True]]}, "results"),
+        ({"results": [[[2], "complex32", True]]}, "results"),
+        ({"pairs": ["x"]}, "pairs"),
         ({"flops": -1}, "flops: expected at least 0"),
     ],
 )
@@ -81,6 +83,7 @@ def test_a_node_fits_its_call() -> None:
     assert "has no result 1" in problem_of(node(result=1))
     assert "has no result 0 of this type" in problem_of(node(shape=(3,)))
     assert "draws, or the node" in problem_of(node(seed=0))
+    assert "has complex numbers in operands [2] of 2" in problem_of(node(call=replace(CALL, pairs=(2,)).to_text()))
     one = node()
     assert "has 2 operands, the node 1" in problem_of(Node("n", OPAQUE, ("x",), one.attrs))
 

@@ -16,8 +16,9 @@ from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.store.files import read_part
 from shardwright.lowering.store.opening import open_files
 from shardwright.pcg.capture.capture import capture
-from shardwright.pcg.errors import CaptureError, CheckpointError, PlanError
-from tests.complexes import Batch, operator, rotating
+from shardwright.pcg.errors import CaptureError, CheckpointError, ForeignError, PlanError
+from shardwright.pcg.foreign import calls
+from tests.complexes import Batch, Turned, operator, rotating, turning
 from tests.lowering.runs import whole
 
 ZERO: dict[str, Any] = {"mesh": {"x": 2}, "roles": "zero"}
@@ -131,39 +132,92 @@ def test_a_batch_of_complex_numbers_is_refused() -> None:
         capture(Given(), {"z": torch.ones(2, dtype=torch.cfloat)})
 
 
-def test_a_foreign_part_with_complex_weights_is_refused() -> None:
-    model, batch = operator()
-    with pytest.raises(CaptureError, match="it is given complex numbers, or has some as weights"):
-        capture(model, batch, foreign={"convs.0": "whole"})
+FOREIGN: dict[str, dict[str, Any]] = {
+    "data": {"mesh": {"x": 2}, "roles": "data"},
+    "zero": ZERO,
+    "tensor": OTHERS["tensor"],
+    "microbatches": {"microbatches": 2, "foreign": {"turned": "batch"}},
+    "stages": {"stages": 2, "microbatches": 2, "foreign": {"turned": "batch"}},
+    "recomputed": {"mesh": {"x": 2}, "roles": "data", "recompute": "full"},
+}
 
 
-def test_a_foreign_part_with_a_complex_buffer_is_refused() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = nn.Linear(4, 4)
-            self.register_buffer("turn", torch.ones(4, dtype=torch.cfloat))
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_foreign_parts_see_complex_numbers(in_batch: bool) -> None:
+    model, batch = turning(counts=not in_batch)
+    alone = copy.deepcopy(model)
+    optimizer = optimizer_of(alone)
+    for _ in range(2):
+        step(alone, optimizer, batch)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.lin(x) * self.get_buffer("turn").abs()
+    def run() -> dict[str, dict[str, Tensor]]:
+        states = dict[str, dict[str, Tensor]]()
+        for name, options in FOREIGN.items():
+            if ("foreign" in options) == in_batch:
+                parallel = sw.compile(copy.deepcopy(model), sw.Cluster.local(2), kwargs=batch, **options)
+                assert [call.name for call in calls(parallel.graph)] == ["turned"]
+                optimizer = optimizer_of(parallel)
+                for _ in range(2):
+                    step(parallel, optimizer, batch)
+                states[name] = {key: whole(value).detach().clone() for key, value in parallel.state_dict().items()}
+        return states
 
-    model = nn.Sequential(Counting(), nn.Linear(4, 1), nn.Flatten(0)).append(nn.Softmax(0))
-    with pytest.raises(CaptureError, match=r"0 cannot be foreign: it has a buffer of complex64; expected dense ones"):
-        capture(model, {"input": torch.ones(2, 4)}, foreign={"0": "whole"})
+    one, other = run_ranks(run, 2)
+    assert len(one) > 1
+    for name in one:
+        state = {**one[name], **other[name]}
+        for key, value in alone.state_dict().items():
+            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-11, msg=f"{name}, {key}")
+
+
+def test_a_foreign_part_that_becomes_complex_is_an_error() -> None:
+    model, batch = turning(counts=False)
+
+    def run() -> None:
+        parallel = sw.compile(model, sw.Cluster.local(1), kwargs=batch)
+        Turned.is_real = True
+        with pytest.raises(
+            ForeignError,
+            match=r"turned is foreign and gives float64\[8, 4, 2\], float64\[8, 4\], .*gave complex128\[8, 4\]",
+        ):
+            step(parallel, optimizer_of(parallel), batch)
+
+    run_ranks(run, 1)
+
+
+class Odd(nn.Module):
+    """A model that does with complex numbers what no program can."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.scale = kind, nn.Parameter(torch.ones(4))
+        if kind == "parameter":
+            self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex32))
+        if kind == "constant":
+            self.turn = torch.ones(4, dtype=torch.complex32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        if self.kind == "loss":
+            return torch.fft.fft(x).sum()
+        if self.kind == "dropout":
+            return nn.functional.dropout(torch.fft.fft(x)).abs().sum()
+        return (x * torch.view_as_real(self.turn).float().sum()).mean()
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_complex_numbers_of_half_precision_are_refused() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex32))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * torch.view_as_real(self.turn).float().sum()).mean()
-
-    with pytest.raises(CaptureError, match=r"parameter 'turn' is complex32; expected complex64 or complex128"):
-        capture(Half(), {"x": torch.ones(2, 4)})
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("parameter", r"parameter 'turn' is complex32; expected complex64 or complex128: widen it"),
+        ("constant", r"constant 'turn' is complex32; expected complex64 or complex128: widen it"),
+        ("loss", r"Odd returns a loss of complex numbers, which has no backward; return a real one"),
+        ("dropout", r"torch drops no complex numbers, eagerly neither; multiply them by a mask"),
+    ],
+)
+def test_what_is_refused_by_name(kind: str, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(Odd(kind), {"x": torch.ones(2, 4)})
 
 
 def test_a_pin_that_cuts_numbers_is_refused() -> None:

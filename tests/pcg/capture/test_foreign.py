@@ -151,9 +151,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parameter": (_written, "changes its parameter 'w' in place"),
     "argument": (lambda part, x: x.mul_(2), "writes into a tensor that it is given"),
     "buffer": (_grown, "its buffer 'queue' changes its shape"),
-    "complex": (
-        lambda part, x: torch.complex(x, x),
-        "returns a tensor of complex64; expected dense ones of real numbers",
+    "eighths": (
+        lambda part, x: x.to(torch.float8_e5m2),
+        "returns a tensor of float8_e5m2; expected dense ones of .*complex64",
     ),
     "sparse": (lambda part, x: x.to_sparse(), r"returns a tensor of torch\.sparse_coo; expected dense ones"),
     "result": (lambda part, x: (x, x.shape), "returns a int; expected tensors"),
