@@ -46,13 +46,13 @@ class Argument(NamedTuple):
 
 
 def _loaded(classes: Iterable[Class]) -> tuple[type, ...]:
-    found = (_class_named(one) if isinstance(one, str) else one for one in classes)
-    return tuple(one for one in found if one is not None)
+    loaded = (_class_named(one) if isinstance(one, str) else one for one in classes)
+    return tuple(one for one in loaded if one is not None)
 
 
 def _class_named(name: str) -> type | None:
-    module, _, own = name.partition(":")
-    return getattr(sys.modules.get(module), own, None)
+    module, _, qualname = name.partition(":")
+    return getattr(sys.modules.get(module), qualname, None)
 
 
 PATH = Argument((str, os.PathLike), "a path")
@@ -70,8 +70,8 @@ def checked(error: type[ShardwrightError], more: Sequence[Parameter] = (), /, **
     """
 
     def of(function: _F) -> _F:
-        own = inspect.signature(function)
-        fixed = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD or not more]
+        plain = inspect.signature(function)
+        fixed = [p for p in plain.parameters.values() if p.kind is not Parameter.VAR_KEYWORD or not more]
         names = {p.name: p for p in (*fixed, *more)}
         shown = function.__qualname__.removesuffix(".__init__")
         is_open = any(p.kind is Parameter.VAR_KEYWORD for p in fixed)
@@ -89,7 +89,7 @@ def checked(error: type[ShardwrightError], more: Sequence[Parameter] = (), /, **
                     kinds[name].check(f"{shown}({name}=...)", value, error)
             return function(*args, **given)
 
-        signature = own.replace(parameters=[*fixed, *more])
+        signature = plain.replace(parameters=[*fixed, *more])
         checking.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return cast("_F", checking)
 

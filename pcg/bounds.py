@@ -132,20 +132,20 @@ def _compared(operands: Sequence[Bound | None], bound: int, sign: int = 1) -> Tr
             if a is None or b is None:
                 return None
             return a & b if (place == 1) == (sign > 0) else a | b
-    if (found := _difference(operands)) is None:
+    if (difference := _difference(operands)) is None:
         return None
-    own = found * Fraction(sign)
-    return Truth(own.at_least(bound), (own * Fraction(-1)).at_least(1 - bound))
+    scaled = difference * Fraction(sign)
+    return Truth(scaled.at_least(bound), (scaled * Fraction(-1)).at_least(1 - bound))
 
 
 def _equal(operands: Sequence[Bound | None]) -> Truth | None:
-    if (found := _difference(operands)) is None:
+    if (difference := _difference(operands)) is None:
         return None
-    return Truth(found.at_least(0) & (found * Fraction(-1)).at_least(0), ALL)
+    return Truth(difference.at_least(0) & (difference * Fraction(-1)).at_least(0), ALL)
 
 
 def _unequal(operands: Sequence[Bound | None]) -> Truth | None:
-    return None if (found := _equal(operands)) is None else ~found
+    return None if (equal := _equal(operands)) is None else ~equal
 
 
 def _truths(operands: Sequence[Bound | None]) -> list[Truth]:
@@ -175,7 +175,7 @@ def _where(operands: Sequence[Bound | None]) -> Bound | None:
         a, b = _truths([x, y])
         return Truth((c.true & a.true) | (c.false & b.true), (c.true & a.false) | (c.false & b.false))
     if isinstance(x, Band) or isinstance(y, Band):
-        a, b = (own if isinstance(own, Band) else ALL for own in (x, y))
+        a, b = (operand if isinstance(operand, Band) else ALL for operand in (x, y))
         return (c.true & a) | (c.false & b)
     return None
 

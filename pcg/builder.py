@@ -91,7 +91,7 @@ class GraphBuilder:
         self._num_draws[op] += 1
         return self._num_draws[op] - 1
 
-    def again(self, node: Node, inputs: Sequence[str]) -> str:
+    def copied(self, node: Node, inputs: Sequence[str]) -> str:
         """Append a node of another graph, which reads `inputs` here; its draws are the same as there."""
         if not (node.is_leaf or node.is_random or node.op == OPAQUE):
             return self.op(node.op, *inputs, **dict(node.attrs))
@@ -100,15 +100,15 @@ class GraphBuilder:
     def operands(self, *operands: Operand) -> tuple[str, ...]:
         """Return names for all: scalars take the dtype of tensors beside them, or `default_float` among integers."""
         dtypes = [self.types[o].dtype for o in operands if isinstance(o, str)]
-        beside = next((d for d in dtypes if is_float(d)), None) or next((d for d in dtypes if d != "bool"), "int64")
+        dtype = next((d for d in dtypes if is_float(d)), None) or next((d for d in dtypes if d != "bool"), "int64")
 
         def name(operand: Operand) -> str:
             if isinstance(operand, str):
                 return operand
             if isinstance(operand, bool):
-                return self.scalar(operand, "bool" if dtypes and all(d == "bool" for d in dtypes) else beside)
-            real = isinstance(operand, float) and not is_float(beside)
-            return self.scalar(operand, self.default_float if real else beside)
+                return self.scalar(operand, "bool" if dtypes and all(d == "bool" for d in dtypes) else dtype)
+            real = isinstance(operand, float) and not is_float(dtype)
+            return self.scalar(operand, self.default_float if real else dtype)
 
         return tuple(map(name, operands))
 

@@ -38,28 +38,28 @@ class Transfers(NamedTuple, Generic[T]):
     """The transfers around an operator, in the order of time. `T` describes one transfer, for example by its bytes.
 
     before   while the operator waits
-    beside   while it computes: of each of so many equal parts of its work, what is sent meanwhile and has arrived when
+    during   while it computes: of each of so many equal parts of its work, what is sent meanwhile and has arrived when
              the next part begins; nothing: the operator computes in one piece, and nothing is sent meanwhile
     after    while its readers wait
     """
 
     before: tuple[T, ...] = ()
-    beside: tuple[tuple[T, ...], ...] = ()
+    during: tuple[tuple[T, ...], ...] = ()
     after: tuple[T, ...] = ()
 
     @property
     def listed(self) -> tuple[T, ...]:
         """All of them."""
-        return (*self.before, *chain(*self.beside), *self.after)
+        return (*self.before, *chain(*self.during), *self.after)
 
     def each(self, change: Callable[[T], U]) -> Transfers[U]:
         """Return the same with something else said of each transfer."""
         before, after = tuple(map(change, self.before)), tuple(map(change, self.after))
-        return Transfers(before, tuple(tuple(map(change, part)) for part in self.beside), after)
+        return Transfers(before, tuple(tuple(map(change, part)) for part in self.during), after)
 
     def around(self, inner: Transfers[T]) -> Transfers[T]:
         """Return these transfers with others between them and the operator. Only one of the two has any beside it."""
-        return Transfers(self.before + inner.before, self.beside or inner.beside, inner.after + self.after)
+        return Transfers(self.before + inner.before, self.during or inner.during, inner.after + self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +359,11 @@ def axes_along(split: Sequence[Choice], factor: str) -> Iterator[int]:
 
 def degrees(split: Sequence[Choice], sizes: Sequence[int]) -> dict[str, int]:
     """Return the number of parts that each divided factor is divided into."""
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for choice, size in zip(split, sizes, strict=True):
         for name in choice.factors:
-            found[name] = found.get(name, 1) * size
-    return found
+            by_name[name] = by_name.get(name, 1) * size
+    return by_name
 
 
 def sends(split: Iterable[Choice]) -> bool:

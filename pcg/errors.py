@@ -7,11 +7,11 @@ expected against what was found, and what to do about it.
 from __future__ import annotations
 
 
-def printable(text: str, kept: str = "\n") -> str:
+def printable(text: str, allowed: str = "\n") -> str:
     """Escape what does not print in a text for people: control characters, marks that turn text around."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in allowed else ascii(c)[1:-1] for c in text)
 
 
 class ShardwrightError(Exception):

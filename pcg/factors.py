@@ -125,14 +125,14 @@ def _resolve(text: str, shapes: tuple[Shape, ...], given: tuple[tuple[str, int],
     for name, mark in (pair for dims in members for dim in dims for pair in dim):
         order.setdefault(name, len(order))
         fixed.update({name} if mark else ())
-    kept = {name for dim in members[-1] for name, _ in dim}
+    mapped = {name for dim in members[-1] for name, _ in dim}
     missing = [name for name in order if name not in sizes]
     if missing:
         raise GraphError(
             f"factor string {text!r}: the size of {missing[0]!r} does not follow from shapes {_listed(shapes)}"
         )
     factors = tuple(
-        Factor(name, sizes[name], "fixed" if name in fixed else "map" if name in kept else "sum") for name in order
+        Factor(name, sizes[name], "fixed" if name in fixed else "map" if name in mapped else "sum") for name in order
     )
     indices = [tuple(tuple(order[name] for name, _ in dim) for dim in dims) for dims in members]
     return Signature(factors, tuple(indices[:-1]), indices[-1])
@@ -158,7 +158,7 @@ def _read(text: str, shapes: tuple[Shape, ...]) -> tuple[list[list[str]], list[s
         at = tokens.index("...") if "..." in tokens else 0
         leading.append(shape[at : at + num_leading] if "..." in tokens else ())
     extents = _broadcast(leading)
-    spread = [_spread(tokens, own, len(extents)) for tokens, own in zip(sides, leading, strict=True)]
+    spread = [_spread(tokens, leading_dims, len(extents)) for tokens, leading_dims in zip(sides, leading, strict=True)]
     return spread, _spread(_tokens(right, text), extents, len(extents))
 
 

@@ -188,8 +188,8 @@ class Graph:
                 else:
                     types[name] = known_types[name]
                     continue
-            kind, own = self._typed(node, types), known_types.get(name)
-            types[name] = own if own is not None and own == kind else kind
+            kind, earlier = self._typed(node, types), known_types.get(name)
+            types[name] = earlier if earlier is not None and earlier == kind else kind
         self.__dict__["types"] = types  # where the cached property stores it
         return self
 

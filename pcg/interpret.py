@@ -182,14 +182,14 @@ def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     local = graph.local_attrs(node)
     by_rank: list[Mapping[str, Any]] = []
     for coordinate in mesh.coordinates():
-        own: dict[str, Any] = dict(local)
+        rank_attrs: dict[str, Any] = dict(local)
         if row.offset is not None:
-            own["offset"] = own.get("offset", 0) + _first(graph, node, row.offset, coordinate)
+            rank_attrs["offset"] = rank_attrs.get("offset", 0) + _first(graph, node, row.offset, coordinate)
         if row.spaced and (step := step_along(node.split, mesh.sizes, row.offset)) > 1:
-            own["step"] = step
+            rank_attrs["step"] = step
         if row.random:
-            own |= {"shape": result.shape, "shard": shard_indices(result, mesh, coordinate)}
-        by_rank.append(own)
+            rank_attrs |= {"shape": result.shape, "shard": shard_indices(result, mesh, coordinate)}
+        by_rank.append(rank_attrs)
     return by_rank
 
 

@@ -139,17 +139,17 @@ def positions(extent: int, layouts: Layouts, sizes: tuple[int, ...], at: Sequenc
         sizes: of the axes.
         at: the device's number along each axis.
     """
-    found, order = range(extent), shard_order((extent,), layouts, sizes)
+    indices, order = range(extent), shard_order((extent,), layouts, sizes)
     assert not isinstance(order, str)
     for axis, _, blocks in order:
-        part = len(found) // sizes[axis]
+        part = len(indices) // sizes[axis]
         if blocks == 1:
-            found = found[at[axis] * part :][:part]
+            indices = indices[at[axis] * part :][:part]
         elif blocks == part:
-            found = found[at[axis] :: sizes[axis]]
+            indices = indices[at[axis] :: sizes[axis]]
         else:
             return None
-    return found
+    return indices
 
 
 def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,10 +182,10 @@ def in_chunks(shape: tuple[int, ...], unpadded: tuple[int, ...], layouts: Layout
 
     So a dimension with padding lies whole, or along one axis in parts that are as short as they can be.
     """
-    for dim, (extent, own) in enumerate(zip(shape, unpadded, strict=True)):
-        axes = [axis for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim] if extent != own else []
+    for dim, (extent, size) in enumerate(zip(shape, unpadded, strict=True)):
+        axes = [axis for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim] if extent != size else []
         if axes and (
-            len(axes) > 1 or layouts[axes[0]].blocks > 1 or -(-own // sizes[axes[0]]) * sizes[axes[0]] != extent
+            len(axes) > 1 or layouts[axes[0]].blocks > 1 or -(-size // sizes[axes[0]]) * sizes[axes[0]] != extent
         ):
             return False
     return True

@@ -137,7 +137,7 @@ def steps_of(path: Sequence[Move], mesh: Mesh) -> Iterator[list[Operator]]:
             attrs[-1] |= {"dim": move.after.dim, "blocks": move.after.blocks}
         if ended == move.axis:
             attrs[0][ALONE] = True
-        yield [(op, make_attrs(**own)) for op, own in zip(move.kind.operators, attrs, strict=True)]
+        yield [(op, make_attrs(**values)) for op, values in zip(move.kind.operators, attrs, strict=True)]
         ended = move.axis if move.after == R else -1
 
 
@@ -182,8 +182,8 @@ def fused_moves(graph: Graph) -> Iterator[tuple[Node, str, Move]]:
     for node in reversed(graph.nodes):
         if not node.is_parallel or node.name in done or node.attr("axis") == TIME:
             continue
-        if (found := absorbed(graph, node)) is not None:
-            before, move = found
+        if (merged := absorbed(graph, node)) is not None:
+            before, move = merged
             done.add(before.name)
             yield node, before.inputs[0], move
         else:

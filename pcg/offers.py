@@ -21,8 +21,8 @@ EXCHANGES = {kind.exchange.what: kind.exchange for kind in KINDS if kind.exchang
 
 def parse_choice(text: str) -> Choice:
     """Return the choice that prints as `text`. Any text is one: text that no kind prints is a factor of that name."""
-    found = (kind.read(text) for kind in KINDS)
-    return next((choice for choice in found if choice is not None and choice == text), Split(text))
+    parsed = (kind.read(text) for kind in KINDS)
+    return next((choice for choice in parsed if choice is not None and choice == text), Split(text))
 
 
 def parse_choices(texts: Iterable[str]) -> Choices:

@@ -101,11 +101,11 @@ def received(tensor: Tensor, here: Mesh, there: Mesh, place: int) -> tuple[Piece
 
 @lru_cache(maxsize=4096)
 def _pieces(tensor: Tensor, here: Mesh, there: Mesh, place: int, is_sender: bool) -> tuple[Piece, ...]:
-    own, other = (here, there) if is_sender else (there, here)
+    mesh, other = (here, there) if is_sender else (there, here)
     if here == there:
-        local = local_shape(tensor.shape, tensor.layouts, own.sizes)
+        local = local_shape(tensor.shape, tensor.layouts, mesh.sizes)
         return (Piece(place, (None,) * len(local), local),)
-    mine, pieces = own.coordinate(place), list[Piece]()
+    mine, pieces = mesh.coordinate(place), list[Piece]()
     ends = [
         [y for y in range(n) if _meet(layout, *((x, y) if is_sender else (y, x)), *sizes)]
         for layout, x, n, sizes in zip(
@@ -113,7 +113,7 @@ def _pieces(tensor: Tensor, here: Mesh, there: Mesh, place: int, is_sender: bool
         )
     ]
     for coordinate in product(*ends):
-        common = _common(tensor, own, mine, other, coordinate)
+        common = _common(tensor, mesh, mine, other, coordinate)
         if common is not None:
             pieces.append(Piece(_place(other, coordinate), *common))
     return tuple(sorted(pieces))
@@ -129,13 +129,13 @@ def _meet(layout: Layout, x: int, y: int, k: int, m: int) -> bool:
 
 
 def _common(
-    tensor: Tensor, own: Mesh, mine: tuple[int, ...], other: Mesh, its: tuple[int, ...]
+    tensor: Tensor, mesh: Mesh, mine: tuple[int, ...], other: Mesh, its: tuple[int, ...]
 ) -> tuple[Where, tuple[int, ...]] | None:
     """Return the indices and the shape of the elements that this rank shares with another; None: no elements."""
     where, shape = list[Some](), list[int]()
     for dim in range(len(tensor.shape)):
-        cut = _cut(tensor, dim, own.sizes, other.sizes)
-        i, j = _number(tensor, dim, own.sizes, mine), _number(tensor, dim, other.sizes, its)
+        cut = _cut(tensor, dim, mesh.sizes, other.sizes)
+        i, j = _number(tensor, dim, mesh.sizes, mine), _number(tensor, dim, other.sizes, its)
         if not cut.table[i, j]:
             return None
         both = cut.there[cut.here == i] == j

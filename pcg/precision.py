@@ -73,18 +73,20 @@ def check_precision(
         PlanError: the parameters are not in the dtype that the precision is for.
     """
     checked = canonical(precision, "")
-    for own in sorted(every(checked)):
-        _check_state(own, [*parameters, *(() if DTYPES[own].casts == "parameters" else frozen)])
+    for state_precision in sorted(every(checked)):
+        _check_state(state_precision, [*parameters, *(() if DTYPES[state_precision].casts == "parameters" else frozen)])
     return checked
 
 
 def _check_state(precision: Precision, parameters: Collection[str]) -> None:
-    own, given = DTYPES[precision], {dtype for dtype in parameters if is_float(dtype)}
-    wrong = sorted(given - ({own.state, "float64"} if low_dtype(precision) else {own.compute}))
+    dtypes, given = DTYPES[precision], {dtype for dtype in parameters if is_float(dtype)}
+    wrong = sorted(given - ({dtypes.state, "float64"} if low_dtype(precision) else {dtypes.compute}))
     if not wrong:
         return
-    if own.state in HALVES:
-        todo = f"build the model in {own.state}, as with model.to(torch.{own.state}), or choose a mixed precision"
+    if dtypes.state in HALVES:
+        todo = f"build the model in {dtypes.state}, as with model.to(torch.{dtypes.state}), or choose a mixed precision"
     else:
         todo = "leave the precision out, or build the model in float32"
-    raise PlanError(f"precision {precision!r}: expected parameters in {own.state}, got {' and '.join(wrong)}; {todo}")
+    raise PlanError(
+        f"precision {precision!r}: expected parameters in {dtypes.state}, got {' and '.join(wrong)}; {todo}"
+    )

@@ -216,8 +216,8 @@ def _seen_around(
     along = tuple(axes_along(split, ring.queries))
     digits = tuple(S(0, choice.blocks) if i in along else R for i, choice in enumerate(split))
 
-    def queries(own: int) -> range:
-        ends = [[own if i == axis else n * (size - 1) for i, size in enumerate(sizes)] for n in (0, 1)]
+    def queries(device: int) -> range:
+        ends = [[device if i == axis else n * (size - 1) for i, size in enumerate(sizes)] for n in (0, 1)]
         first, last = (positions(num_queries, digits, sizes, at) for at in ends)
         return range(num_queries) if first is None or last is None else range(first[0], last[-1] + 1)
 
@@ -225,11 +225,11 @@ def _seen_around(
     parts = [whole[i * part :][:part] if ring.blocks == 1 else whole[i::size] for i in range(size)]
     begins, ends = [keys[0] for keys in parts], [keys[-1] for keys in parts]
     before = after = 0
-    for own in range(0 if band.is_empty else size):
-        mine = queries(own)
+    for device in range(0 if band.is_empty else size):
+        mine = queries(device)
         first, stop = bisect_left(ends, mine[0] + band.first), bisect_right(begins, mine[-1] + band.last)
         if first < stop:
-            before, after = max(before, own - first), max(after, stop - 1 - own)
+            before, after = max(before, device - first), max(after, stop - 1 - device)
     return None if min(before, after) >= size - 1 else (before, after)
 
 

@@ -104,7 +104,7 @@ class Row:
     inside        the number of elements, in the dtype of its first operand, that it keeps `inside`
     joint         all of `saves` is kept, whichever operand gets a gradient
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
-    outside       factors that a contraction does not iterate over
+    uncounted     factors that a contraction does not iterate over
     products      the products that a contraction is made of, where it is not one over all its factors
     lookup        picks entries of its first operand by indices: its work is what it returns, not the table
     autocast      the dtype of its float operands in mixed precision: "low": 16 bits; "wide": at least fp32; "widest":
@@ -139,7 +139,7 @@ class Row:
     saves: tuple[int | str, ...] = ()
     joint: bool = False
     contraction: bool = False
-    outside: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
     products: Callable[[LocalShapes], Iterable[Product]] | None = None
     inside: Callable[[LocalShapes], float] | None = None
     lookup: bool = False
@@ -196,7 +196,7 @@ class Row:
             shapes = LocalShapes.whole(signature)
             return sum(2.0 * x.batch * x.m * x.n * x.k for x in self.products(shapes))
         if self.contraction:
-            return 2.0 * self.passes * prod(f.size for f in signature.factors if f.name not in self.outside)
+            return 2.0 * self.passes * prod(f.size for f in signature.factors if f.name not in self.uncounted)
         if self.view:
             return 0.0
         if self.lookup:

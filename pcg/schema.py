@@ -68,12 +68,12 @@ def _problems(value: Any, schema: Schema, root: Schema, where: str) -> Iterator[
 def _in_list(value: Sequence[Any], schema: Schema, root: Schema, where: str) -> Iterator[str]:
     least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
     if not least <= len(value) <= most:
-        told = f"{least} entries" if least == most else f"at least {least} entries"
-        yield f"{where or 'the file'}: expected {told}, got {len(value)}"
+        expected = f"{least} entries" if least == most else f"at least {least} entries"
+        yield f"{where or 'the file'}: expected {expected}, got {len(value)}"
     first = schema.get("prefixItems", ())
     for number, item in enumerate(value):
-        own = first[number] if number < len(first) else schema.get("items", {})
-        yield from _problems(item, own, root, f"{where}[{number}]")
+        item_schema = first[number] if number < len(first) else schema.get("items", {})
+        yield from _problems(item, item_schema, root, f"{where}[{number}]")
 
 
 def _in_object(value: Mapping[str, Any], schema: Schema, root: Schema, where: str) -> Iterator[str]:

@@ -132,7 +132,7 @@ class Stages:
     def end(self, stage: int, *, trains: bool = True) -> tuple[Action, ...]:
         """Return the actions at the end of a stage's step."""
         shared = any(stage in holders for holders in self.shared.values())
-        return end_of_step(told=self.num_stages > 1, shared=trains and shared)
+        return end_of_step(tell=self.num_stages > 1, shared=trains and shared)
 
     @cached_property
     def drawn(self) -> frozenset[str]:
@@ -140,7 +140,7 @@ class Stages:
         return drawn_everywhere(self.graph)
 
     @cached_property
-    def told(self) -> tuple[Told, ...]:
+    def shared_results(self) -> tuple[Told, ...]:
         """The values that all stages learn at the end of a step: the loss, or the model's results."""
         of_model = [(key, name) for key, name in self.graph.outputs if key == LOSS or is_result(key)]
         return tuple(Told(key, name, self._home(name) % self.num_stages) for key, name in of_model)
@@ -169,7 +169,9 @@ class Stages:
             match verb:
                 case "tell":
                     types, mesh = self.graph.types, self.meshes[stage]
-                    sent.update(_message(verb, STAGES, types[name].local_bytes(mesh)) for _, name, _ in self.told)
+                    sent.update(
+                        _message(verb, STAGES, types[name].local_bytes(mesh)) for _, name, _ in self.shared_results
+                    )
                 case "share":
                     sent.update(self._summed(stage, place))
                 case _:
@@ -217,23 +219,23 @@ class Stages:
 
     def _graph(self, stage: int) -> Graph:
         whole = self.graph
-        own = {key for key, name in whole.outputs if self._home(name) == stage}
+        keys = {key for key, name in whole.outputs if self._home(name) == stage}
         while True:
-            outputs = [(key, name) for key, name in whole.outputs if key in own]
+            outputs = [(key, name) for key, name in whole.outputs if key in keys]
             outputs += [(given(name), name) for name in self.given(stage)]
             nodes = self._nodes(stage, {name for _, name in outputs})
             read = {str(node.attr("target")) for node in nodes if node.op == "buffer"}
-            further = {key for key, name in whole.outputs if key in read and name not in self.where} - own
+            further = {key for key, name in whole.outputs if key in read and name not in self.where} - keys
             if not further:
                 return Graph(nodes, tuple(outputs), self.mesh(stage))
-            own |= further
+            keys |= further
 
     def _nodes(self, stage: int, needed: set[str]) -> tuple[Node, ...]:
         """Return the nodes that a virtual stage runs to give its results, and the leaves that it reads."""
-        whole, own, nodes = self.graph, set(self.received(stage)), list[Node]()
+        whole, names, nodes = self.graph, set(self.received(stage)), list[Node]()
         needed |= self.drawn
         for node in reversed(whole.nodes):
-            if node.name in own:
+            if node.name in names:
                 nodes.append(self._leaf(node))
             elif node.name in needed or self.where.get(node.name) == stage or node.op == "input":
                 nodes.append(node)
@@ -256,9 +258,9 @@ class Stages:
             start = self.where.get(name, stage)
             for number in range(start + 1, stage + 1):
                 if (name, number) not in here:
-                    own = here[name, number] = f"{name}.to_{number}"
+                    send = here[name, number] = f"{name}.to_{number}"
                     before = here.get((name, number - 1), name)
-                    made[own] = Node(own, SEND, (before,), make_attrs(stage=number), (), whole.by_name[name].source)
+                    made[send] = Node(send, SEND, (before,), make_attrs(stage=number), (), whole.by_name[name].source)
             return here.get((name, stage), name)
 
         whole, nodes = self.graph, list[Node]()
@@ -371,8 +373,8 @@ def _where(operations: Operations) -> dict[str, int]:
     stage_of_node: dict[str, int] = {}
     for node in graph.nodes:
         if node.name in lying:
-            own = 0 if node.op in (*_LATE, *_EARLY) else listed.get(node.name, 0)
-            stage_of_node[node.name] = max([own, *(stage_of_node[i] for i in node.inputs if i in stage_of_node)])
+            least = 0 if node.op in (*_LATE, *_EARLY) else listed.get(node.name, 0)
+            stage_of_node[node.name] = max([least, *(stage_of_node[i] for i in node.inputs if i in stage_of_node)])
     if dict(graph.outputs).get(LOSS) in stage_of_node:
         stage_of_node[graph.loss] = execution.schedule.num_virtual_stages - 1
     results = {name for _, name in graph.outputs}

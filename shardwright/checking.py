@@ -82,7 +82,7 @@ def check_capture(
             warnings.simplefilter("ignore")
             found = _compare(model, part)
     except _NotCheckedError as reason:
-        return CaptureCheck(equal=False, why=printable(str(reason), kept=""))
+        return CaptureCheck(equal=False, why=printable(str(reason), allowed=""))
     if found.differences:
         raise CaptureError(_refusal(model, found, part))
     errors = found.loss_error, found.gradient_error, found.buffer_error

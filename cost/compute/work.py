@@ -141,11 +141,11 @@ def _groups(part: Local) -> int:
         return 1
     if part.row.products is not None:
         return sum(product.batch for product in part.row.products(part.shapes))
-    if not part.row.outside:
+    if not part.row.uncounted:
         return 1
     second = {f for dim in part.signature.operands[1] for f in dim}
     names = [factor.name for factor in part.signature.factors]
-    return prod(part.extents[f] for f in second if names[f] in part.row.outside)
+    return prod(part.extents[f] for f in second if names[f] in part.row.uncounted)
 
 
 def _passes(part: Local) -> Passes:
@@ -196,7 +196,7 @@ def matmul_shape(signature: Signature, extents: Sequence[int], outside: Sequence
 def _contraction(part: Local) -> Passes:
     assert part.row is not None
     assert part.signature is not None
-    batch, m, n, k = matmul_shape(part.signature, part.extents, part.row.outside)
+    batch, m, n, k = matmul_shape(part.signature, part.extents, part.row.uncounted)
     kind: WorkKind = "conv" if _has_windows(part.signature) else "matmul"
     num_bytes = _bytes(part.operands) + part.result.num_bytes
     flops = 2.0 * batch * m * n * k

@@ -64,8 +64,8 @@ that compute; assumed to share them evenly."""
 
 def exposed_s(sent: Transfers[float], compute_s: float, sharing: Sharing) -> float:
     """Return the seconds by which transfers make an operator that computes for `compute_s` take longer."""
-    part_s = compute_s / max(1, len(sent.beside))
-    late_s = sum(_both_s(part_s, sum(beside), sharing) - part_s for beside in sent.beside)
+    part_s = compute_s / max(1, len(sent.during))
+    late_s = sum(_both_s(part_s, sum(beside), sharing) - part_s for beside in sent.during)
     return sum(sent.before) + late_s + sum(sent.after)
 
 

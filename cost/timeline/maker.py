@@ -182,7 +182,7 @@ def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable
         for o in stretch.operations:
             names = (o.name, o.alias, o.block), o.reads, o.weights, o.views, o.saved, o.keeps, o.gradients
             sizes = o.num_bytes, o.mask_bytes, *[steps.num_bytes.get(name) for name in o.reads]
-            facts = o.sums_in_place, o.grad, o.apart, o.verb
+            facts = o.sums_in_place, o.grad, o.split_backward, o.verb
             region = o.region and (of([o.region.name]), o.region.results)
             parameters = [
                 (leaf in stretch.leaves, steps.graph.types[leaf], of([parameter.module]), parameter[_NAMES:])

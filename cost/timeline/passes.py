@@ -111,7 +111,7 @@ class Pass:
         """Record a kernel, or its parts, among the transfers around it; return the last part's task."""
         for way in sent.before:
             self.recorder.launch(f"{name} dispatch", way.axis, way.seconds, blocks=True, messages=way.messages)
-        parts, task = sent.beside or ((),), -1
+        parts, task = sent.during or ((),), -1
         for beside in parts:
             begun = [
                 self.recorder.launch(f"{name} round", way.axis, way.seconds, blocks=False, messages=way.messages)

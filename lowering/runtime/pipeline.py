@@ -78,8 +78,8 @@ class Pipeline:
         self.kinds = {(each.verb, each.item.direction, each.boundary): self._kinds(each) for each in own}
         self.lists: dict[tuple[bool, bool], _List] = {}
         self.stepped = set[bool]()  # whether there was a step without backward, and one with
-        self.told = {key: Told(types[name], stage) for key, name, stage in stages.told}
-        self.telling = Telling(ranks, self.told.values())
+        self.shared_results = {key: Told(types[name], stage) for key, name, stage in stages.shared_results}
+        self.telling = Telling(ranks, self.shared_results.values())
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # what a virtual stage needs in a microbatch, or sends
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
@@ -125,7 +125,7 @@ class Pipeline:
 
         A stage that gives a result has it in memory of its own.
         """
-        for key, (kind, stage) in self.told.items():
+        for key, (kind, stage) in self.shared_results.items():
             shape, dtype = kind.local_shape(self.ranks.mesh), getattr(torch, kind.dtype)
             if key == LOSS or stage != self.stage:
                 yield key, torch.zeros(shape, dtype=dtype, device=self.ranks.device)
@@ -246,7 +246,7 @@ class Pipeline:
 
     def tell(self) -> None:
         """Send the loss, or each of the model's results, from its stage to all others."""
-        for key, told in self.told.items():
+        for key, told in self.shared_results.items():
             self.now = f"{key.lstrip('.')}, which comes from stage {told.stage}"
             self.outcome[key] = self.telling.tell(told, self.outcome[key], self.now)
 

@@ -124,8 +124,8 @@ def _sizes(
     b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the extents behind the channels, before and after."""
-    own = b.shape(x)[2:]
-    return own, tuple(sizes or [int(n * factor) for n, factor in zip(own, factors or (), strict=True)])
+    extents = b.shape(x)[2:]
+    return extents, tuple(sizes or [int(n * factor) for n, factor in zip(extents, factors or (), strict=True)])
 
 
 @handles("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
@@ -135,14 +135,16 @@ def _nearest(b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Sequ
     Torch finds the element by a product. From a factor of 41 on it may lie below the whole number in fp32, and torch's
     own gradient goes elsewhere.
     """
-    own, wanted = _sizes(b, x, sizes, factors)
-    require(all(n and size <= 40 * n for size, n in zip(wanted, own, strict=True)))
-    times = [size // n for size, n in zip(wanted, own, strict=True)]
-    if any(size % n for size, n in zip(wanted, own, strict=True)) or (factors is not None and list(factors) != times):
+    extents, wanted = _sizes(b, x, sizes, factors)
+    require(all(n and size <= 40 * n for size, n in zip(wanted, extents, strict=True)))
+    times = [size // n for size, n in zip(wanted, extents, strict=True)]
+    if any(size % n for size, n in zip(wanted, extents, strict=True)) or (
+        factors is not None and list(factors) != times
+    ):
         return _looked_up(b, x, wanted, factors)
     lead = b.shape(x)[:2]
-    single = reshape(b, x, (*lead, *(n for size in own for n in (size, 1))))
-    wide = expand(b, single, (*lead, *(n for each in zip(own, times, strict=True) for n in each)))
+    single = reshape(b, x, (*lead, *(n for size in extents for n in (size, 1))))
+    wide = expand(b, single, (*lead, *(n for each in zip(extents, times, strict=True) for n in each)))
     return reshape(b, wide, (*lead, *wanted))
 
 

@@ -127,11 +127,11 @@ def _index_put(b: GraphBuilder, x: str, indices: Sequence[str | None], values: s
     if len(b.shape(x)) == len(b.shape(named[0])) == 1 and not accumulate:
         return b.op("index_put", x, named[0], values)
     dim, shape, lead = used[0], b.shape(x), b.shape(x)[: used[0]]
-    own, after = shape[dim : dim + len(used)], shape[dim + len(used) :]
-    at = _one_place(b, named, own)
+    indexed, after = shape[dim : dim + len(used)], shape[dim + len(used) :]
+    at = _one_place(b, named, indexed)
     rows = expand(b, values, (*lead, *b.shape(at), *after))
     rows = reshape(b, rows, (*lead, math.prod(b.shape(at)), *after))
-    flat, put = reshape(b, x, (*lead, math.prod(own), *after)), _add_rows if accumulate else _put_rows
+    flat, put = reshape(b, x, (*lead, math.prod(indexed), *after)), _add_rows if accumulate else _put_rows
     return reshape(b, put(b, flat, dim, _column(b, flat, dim, at), rows), shape)
 
 
@@ -139,8 +139,8 @@ def _one_place(b: GraphBuilder, indices: Sequence[str], extents: Sequence[int]) 
     """Return the places that several indices name together, as numbers of one dimension; negative ones count back."""
     place: str | None = None
     for index, extent in zip(indices, extents, strict=True):
-        own = b.op("where", b.op("lt", index, 0), b.op("add", index, extent), index)
-        place = own if place is None else b.op("add", b.op("mul", place, extent), own)
+        wrapped = b.op("where", b.op("lt", index, 0), b.op("add", index, extent), index)
+        place = wrapped if place is None else b.op("add", b.op("mul", place, extent), wrapped)
     assert place is not None
     return place
 
@@ -244,8 +244,8 @@ def _numbers(b: GraphBuilder, x: str, dim: int, dtype: str) -> str:
 def _scatter_extreme(b: GraphBuilder, x: str, dim: int, index: str, rows: str, reduce: str, with_self: bool) -> str:
     if with_self:  # what is there is one row more for each place
         shape = [b.shape(index)[d] if d != dim else n for d, n in enumerate(b.shape(x))]
-        own = expand(b, _column(b, x, dim, _numbers(b, x, dim, b.types[index].dtype)), shape)
-        index, rows = cat(b, [own, index], dim), cat(b, [x, rows], dim)
+        destinations = expand(b, _column(b, x, dim, _numbers(b, x, dim, b.types[index].dtype)), shape)
+        index, rows = cat(b, [destinations, index], dim), cat(b, [x, rows], dim)
     signed = rows if reduce == "amax" else b.op("neg", rows)
     extreme = _to_places(b, "scatter_max", x, dim, index, signed)
     extreme = extreme if reduce == "amax" else b.op("neg", extreme)

@@ -108,8 +108,8 @@ def _logsumexp(b: GraphBuilder, x: str, dims: Ints, keepdim: bool = False) -> st
     finite = b.op("lt", b.op("abs", largest), math.inf)
     largest = b.op("where", finite, largest, b.scalar(0, b.types[x].dtype))
     logs = b.op("add", b.op("log", total(b, b.op("exp", b.op("sub", x, largest)), dims, True)), largest)
-    kept = tuple(n for d, n in enumerate(b.shape(x)) if d not in dims)
-    return logs if keepdim else reshape(b, logs, kept)
+    remaining = tuple(n for d, n in enumerate(b.shape(x)) if d not in dims)
+    return logs if keepdim else reshape(b, logs, remaining)
 
 
 @handles("linalg_vector_norm")

@@ -175,9 +175,9 @@ def cat(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
     """Join tensors along a dimension. Empty ones add nothing; those of shape [0] fit everywhere, as in torch."""
     longest = max(xs, key=lambda x: len(b.shape(x)))
     dim = dimension(b, longest, dim)
-    kept = [x for x in xs if b.shape(x) != (0,) and b.shape(x)[dim]] or [longest]
-    require(len(kept) == len(xs) or len({b.types[x].dtype for x in xs}) == 1)
-    return b.op("concat", *kept, dim=dim) if len(kept) > 1 else kept[0]
+    nonempty = [x for x in xs if b.shape(x) != (0,) and b.shape(x)[dim]] or [longest]
+    require(len(nonempty) == len(xs) or len({b.types[x].dtype for x in xs}) == 1)
+    return b.op("concat", *nonempty, dim=dim) if len(nonempty) > 1 else nonempty[0]
 
 
 @handles("stack")

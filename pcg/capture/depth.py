@@ -93,7 +93,7 @@ def shortened(model: nn.Module, found: Sequence[Layers]) -> Generator[None]:
             cell = _Returned()
             for number, kept in layers.stands_for.items():
                 layer = model.get_submodule(layers.block(number))
-                undo.append(_replaced(vars(layer), "forward", cell.noted(layer) if number == kept else cell.again))
+                undo.append(_replaced(vars(layer), "forward", cell.noted(layer) if number == kept else cell.replay))
                 if number != kept:
                     undo += [_replaced(vars(layer), parts, {}) for parts in ("_modules", "_parameters", "_buffers")]
         yield
@@ -116,7 +116,7 @@ class _Returned:
 
         return call
 
-    def again(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def replay(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401
         return self.value
 
 

@@ -37,7 +37,7 @@ def with_networks(graph: Graph) -> Graph:
         b.at(node.name, node.source)
         network = finder.network(node)
         if network is None:
-            names[node.name] = b.again(node, [names[name] for name in node.inputs])
+            names[node.name] = b.copied(node, [names[name] for name in node.inputs])
             continue
         *tokens, _, size = graph.types[network.x].shape
         x = b.op("reshape", names[network.x], shape=(*tokens, size))

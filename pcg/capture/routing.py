@@ -73,7 +73,7 @@ class _Orders:
                 self.ordered[node.name] = ordered
             else:
                 self.names[node.name] = (
-                    self._put_back(node) or self._added(node) or self.b.again(node, [*map(self._name, node.inputs)])
+                    self._put_back(node) or self._added(node) or self.b.copied(node, [*map(self._name, node.inputs)])
                 )
         return self.b.graph([(key, self._name(name)) for key, name in self.source.outputs])
 

@@ -137,8 +137,8 @@ class Collective:
         return Collective(DUALS[self.kind], self.num_ranks, chunks, rule.reduces, self.root)
 
     def _faults(self, chunk: Chunk) -> Iterator[str]:
-        if outside := [rank for rank in (*chunk.sources, *chunk.targets) if not 0 <= rank < self.num_ranks]:
-            yield f"ranks {outside}"
+        if unknown := [rank for rank in (*chunk.sources, *chunk.targets) if not 0 <= rank < self.num_ranks]:
+            yield f"ranks {unknown}"
         yield from (f"ranks {ranks}" for ranks in chunk[1:] if len(set(ranks)) < len(ranks))
         if chunk.targets and not chunk.sources:
             yield "no source"

@@ -77,8 +77,8 @@ class _Rank:
         self._each_channel("rlxsignal", self.peers)
         self._each_channel("rlxwait", self.peers)
         self.actions.append(_NOP)
-        own = [] if self.places.in_place else self.places.own_output()
-        pairs = [(_span(self.places.place(chunk), 1), _span(self.places.home(chunk), 1)) for chunk in own]
+        outputs = [] if self.places.in_place else self.places.own_output()
+        pairs = [(_span(self.places.place(chunk), 1), _span(self.places.home(chunk), 1)) for chunk in outputs]
         self._paired("copy", pairs)
 
     def step(self, together: Sequence[_Put]) -> None:

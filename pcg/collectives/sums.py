@@ -24,9 +24,9 @@ def adds_alike(schedule: Schedule) -> bool:
     for step in schedule.steps:
         arrived = [(t.dst, t.chunk, t.src, t.op, cells.get((t.src, t.chunk))) for t in step]
         for dst, chunk, _, op, value in sorted(arrived, key=lambda one: one[:3]):
-            own = cells.get((dst, chunk))
-            if op == "reduce" and own is not None:
-                cells[dst, chunk] = number(frozenset((own, value)))
+            summand = cells.get((dst, chunk))
+            if op == "reduce" and summand is not None:
+                cells[dst, chunk] = number(frozenset((summand, value)))
             elif value is not None:
                 cells[dst, chunk] = value
     sums_of = defaultdict[int, set[int | None]](set)

@@ -42,20 +42,20 @@ def is_neutral(node: Node, signature: Signature, factor: int) -> bool:
     return plain and len(dims) > dim and dims[dim] == (factor,)
 
 
-def may_stretch(node: Node, row: Row, signature: Signature, factor: int, own: Stretch) -> bool:
+def may_stretch(node: Node, row: Row, signature: Signature, factor: int, stretch: Stretch) -> bool:
     """Return whether one of the laws lets a factor be stretched; the law of sums may need a mask besides."""
     (_, _, role), operands = astuple(signature.factors[factor]), holders(signature, factor)
     if node.op not in FINITE or dict(node.attrs).get("eps") == 0 or _DIVISORS.get(node.op) in operands:
         return False
     neutral = is_neutral(node, signature, factor)
-    if knows_positions(row, signature, factor, own) or (neutral and not own.is_suffix):
+    if knows_positions(row, signature, factor, stretch) or (neutral and not stretch.is_suffix):
         return False
     return role == "map" or neutral or (role == "sum" and any((i,) in row.linear_in for i in operands))
 
 
-def knows_positions(row: Row, signature: Signature, factor: int, own: Stretch) -> bool:
+def knows_positions(row: Row, signature: Signature, factor: int, stretch: Stretch) -> bool:
     """Return whether an operator computes with indices along a factor, which a stretch between them would shift."""
-    return row.offset == signature.factors[factor].name and not own.is_suffix
+    return row.offset == signature.factors[factor].name and not stretch.is_suffix
 
 
 def gives_zeros(row: Row, signature: Signature, stretched: Mapping[int, Stretch], zeros: Sequence[int]) -> bool:

@@ -62,7 +62,7 @@ class Padder:
             if node.is_leaf:
                 self.leaf(node)
             elif not self.stretched(node):
-                self.whole[node.name] = self.b.again(node, [self.trimmed(i) for i in node.inputs])
+                self.whole[node.name] = self.b.copied(node, [self.trimmed(i) for i in node.inputs])
         return self.b.graph([(key, self.trimmed(name)) for key, name in self.graph.outputs])
 
     # ---- what is padded ----
@@ -75,16 +75,16 @@ class Padder:
             raise GraphError(f"{node}: shape {list(shape)} cannot be padded as {stretches}; make the plan again")
         if stretches and all(s.is_suffix for s in stretches.values()):
             attrs = {**dict(node.attrs), "shape": padded_shape(shape, stretches), PADDED_FROM: shape}
-            name = self.b.again(replace(node, attrs=tuple(sorted(attrs.items()))), ())
+            name = self.b.copied(replace(node, attrs=tuple(sorted(attrs.items()))), ())
             self.longer[node.name] = Value(name, stretches, is_zero=True)
             return
-        self.whole[node.name] = self.b.again(node, ())
+        self.whole[node.name] = self.b.copied(node, ())
         if stretches:
             self.longer[node.name] = self.filled(node.name, stretches)
 
-    def allows(self, node: Node, row: Row, signature: Signature, factor: int, own: Stretch) -> bool:
+    def allows(self, node: Node, row: Row, signature: Signature, factor: int, stretch: Stretch) -> bool:
         """Return whether a factor of an operator may be stretched."""
-        return may_stretch(node, row, signature, factor, own)
+        return may_stretch(node, row, signature, factor, stretch)
 
     def masked(
         self, node: Node, row: Row, signature: Signature, stretched: Mapping[int, Stretch], operands: list[Value]
@@ -120,9 +120,9 @@ class Padder:
             return False
         wanted = [of_dims(dims, signature, stretched) for dims in signature.operands]
         result = of_dims(signature.result, signature, stretched)
-        if result is None or any(own is None for own in wanted):
+        if result is None or any(stretches is None for stretches in wanted):
             return False
-        operands = [self.padded_as(name, own or {}) for name, own in zip(node.inputs, wanted, strict=True)]
+        operands = [self.padded_as(name, stretches or {}) for name, stretches in zip(node.inputs, wanted, strict=True)]
         attrs = self._attributes(node, row, signature, operands, result)
         if attrs is None:
             return False
@@ -143,10 +143,10 @@ class Padder:
                 place = within(signature.operands[position][dim], signature, stretch)
                 if place is None:
                     continue
-                factor, own = place
-                if stretches.setdefault(factor, own) != own or not self.allows(node, row, signature, factor, own):
+                factor, inner = place
+                if stretches.setdefault(factor, inner) != inner or not self.allows(node, row, signature, factor, inner):
                     bad.add(factor)
-        return {factor: own for factor, own in stretches.items() if factor not in bad}
+        return {factor: stretch for factor, stretch in stretches.items() if factor not in bad}
 
     def _attributes(
         self, node: Node, row: Row, signature: Signature, operands: Sequence[Value], result: Mapping[int, Stretch]
@@ -177,10 +177,10 @@ class Padder:
 
     def padded_as(self, name: str, stretches: Mapping[int, Stretch]) -> Value:
         """Return a value with exactly these stretches."""
-        own = self.longer.get(name)
-        if own is not None and own.stretches == stretches:
-            return own
-        self.appended += [(name, *own) for own in stretches.items()]
+        padded = self.longer.get(name)
+        if padded is not None and padded.stretches == stretches:
+            return padded
+        self.appended += [(name, *stretch) for stretch in stretches.items()]
         return self.filled(name, stretches)
 
     def filled(self, name: str, stretches: Mapping[int, Stretch]) -> Value:
@@ -208,9 +208,9 @@ class Padder:
         name, shape = value.name, self.b.shape(value.name)
         for dim, s in value.stretches.items():
             place = self.b.op("arange", start=0, stop=s.padded, step=1, dtype="int64")
-            kept = self.b.op("lt", place, s.size)
-            kept = self.b.op("reshape", kept, shape=(1, s.padded, 1))
-            kept = self.b.op("expand", kept, shape=(s.outer, s.padded, s.inner))
-            kept = self.b.op("reshape", kept, shape=(s.after, *(1 for _ in shape[dim + 1 :])))
-            name = self.b.op("where", kept, name, self._number(name, fill))
+            inside = self.b.op("lt", place, s.size)
+            inside = self.b.op("reshape", inside, shape=(1, s.padded, 1))
+            inside = self.b.op("expand", inside, shape=(s.outer, s.padded, s.inner))
+            inside = self.b.op("reshape", inside, shape=(s.after, *(1 for _ in shape[dim + 1 :])))
+            name = self.b.op("where", inside, name, self._number(name, fill))
         return replace(value, name=name, is_zero=fill == 0)

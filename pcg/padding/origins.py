@@ -23,8 +23,8 @@ def paddings(graph: Graph, num_parts: int) -> tuple[Padding, ...]:
     stretches, refused = dict[tuple[str, int], Stretch](), set[tuple[str, int]]()
     search = _Origins(graph)
     for node in graph.nodes:
-        for factor, own in _uneven(graph, node, num_parts):
-            for padding in search.of_factor(node, factor, own) or ():
+        for factor, factor_stretch in _uneven(graph, node, num_parts):
+            for padding in search.of_factor(node, factor, factor_stretch) or ():
                 key = padding.target, padding.dim
                 if stretches.setdefault(key, padding.stretch) != padding.stretch:
                     refused.add(key)
@@ -40,8 +40,8 @@ _Known = Mapping[tuple[str, int], Padding]
 def _partners(graph: Graph, search: _Origins, known: _Known) -> _Known:
     """Return the paddings of further parameters, to which zeros would be appended for each use otherwise."""
     places = appended(graph, tuple(known.values())) if known else ()
-    origins = (own for place in places for own in search.of(*place) or ())
-    return {(own.target, own.dim): own for own in origins if (own.target, own.dim) not in known}
+    origins = (padding for place in places for padding in search.of(*place) or ())
+    return {(padding.target, padding.dim): padding for padding in origins if (padding.target, padding.dim) not in known}
 
 
 def _uneven(graph: Graph, node: Node, num_parts: int) -> Iterator[tuple[int, Stretch]]:
@@ -51,9 +51,9 @@ def _uneven(graph: Graph, node: Node, num_parts: int) -> Iterator[tuple[int, Str
         return
     signature = graph.signature(node)
     for number, factor in enumerate(signature.factors):
-        own = Stretch(1, factor.size, _padded_size(factor.size, num_parts), 1)
-        if own.padded > own.size and may_stretch(node, row, signature, number, own):
-            yield number, own
+        stretch = Stretch(1, factor.size, _padded_size(factor.size, num_parts), 1)
+        if stretch.padded > stretch.size and may_stretch(node, row, signature, number, stretch):
+            yield number, stretch
 
 
 def _padded_size(size: int, num_parts: int) -> int:
@@ -93,11 +93,11 @@ class _Origins:
             return None
         return self.of_factor(node, *place)
 
-    def of_factor(self, node: Node, factor: int, own: Stretch) -> tuple[Padding, ...] | None:
+    def of_factor(self, node: Node, factor: int, start: Stretch) -> tuple[Padding, ...] | None:
         """Return them for an operator of which a factor is stretched."""
         signature, all_origins = self.graph.signature(node), list[Padding]()
         for position in holders(signature, factor):
-            for at, stretch in (of_dims(signature.operands[position], signature, {factor: own}) or {}).items():
+            for at, stretch in (of_dims(signature.operands[position], signature, {factor: start}) or {}).items():
                 origins = self.of(node.inputs[position], at, stretch)
                 if origins is None:
                     return None

@@ -45,11 +45,11 @@ class _Rows(Padder):
             rows = Stretch(1, self._size, self._to, shape[0] // self._size)
             self.longer[node.name] = self.filled(node.name, {0: rows})
 
-    def allows(self, node: Node, row: Row, signature: Signature, factor: int, own: Stretch) -> bool:
+    def allows(self, node: Node, row: Row, signature: Signature, factor: int, stretch: Stretch) -> bool:
         """Return whether an operator works on rows one by one, or sums them."""
         role = signature.factors[factor].role
         is_sum = role == "sum" and bool(self._masks(node, row, signature, factor))
-        return (role == "map" or is_sum) and not row.random and not knows_positions(row, signature, factor, own)
+        return (role == "map" or is_sum) and not row.random and not knows_positions(row, signature, factor, stretch)
 
     def stretched(self, node: Node) -> bool:
         """Append an operator on more rows; of dropout, the true rows' mask as one process draws it, with more rows."""
@@ -57,7 +57,7 @@ class _Rows(Padder):
             return super().stretched(node)
         kind, operand = self.graph.types[node.name], self.longer[node.inputs[0]]
         ones = self.b.op("full", shape=kind.shape, value=1.0, dtype=kind.dtype)
-        mask = self.fill(self.b.again(node, [ones]), operand.stretches)
+        mask = self.fill(self.b.copied(node, [ones]), operand.stretches)
         name = self.b.op("mul", operand.name, mask.name)
         self.longer[node.name] = Value(name, operand.stretches)
         return True
@@ -79,7 +79,7 @@ class _Rows(Padder):
             return (_TARGETS[node.op],)
         dtypes = [self.graph.types[name].dtype for name in node.inputs]
         sets, there = row.partial_sets(dtypes, dict(node.attrs)), holders(signature, factor)
-        return next((own for own in sets if set(own) <= set(there)), ())
+        return next((masks for masks in sets if set(masks) <= set(there)), ())
 
     def padded_as(self, name: str, stretches: Mapping[int, Stretch]) -> Value:
         """Return a value with exactly these stretches; one that has none yet is made once for all operators."""
@@ -95,7 +95,7 @@ class _Rows(Padder):
             rows = self.b.op("arange", start=0, stop=s.size, step=1, dtype="int64")
             copies = self.b.op("concat", *[rows] * -(-s.padded // s.size), dim=0)
             places = self.b.op("slice", copies, dim=0, start=0, stop=s.padded, step=1)
-            apart = self.b.op("reshape", longer, shape=(*shape[:dim], s.outer, s.size, s.inner, *shape[dim + 1 :]))
-            more = self.b.op("index", apart, places, dim=dim + 1)
+            unfolded = self.b.op("reshape", longer, shape=(*shape[:dim], s.outer, s.size, s.inner, *shape[dim + 1 :]))
+            more = self.b.op("index", unfolded, places, dim=dim + 1)
             longer = self.b.op("reshape", more, shape=(*shape[:dim], s.after, *shape[dim + 1 :]))
         return Value(longer, stretches)

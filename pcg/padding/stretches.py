@@ -56,16 +56,16 @@ def within(dim: Sequence[int], signature: Signature, stretch: Stretch) -> tuple[
     for at, factor in enumerate(dim):
         before, after = prod(sizes[:at]), prod(sizes[at + 1 :])
         if stretch.outer % before == 0 and stretch.inner % after == 0:
-            own = stretch._replace(outer=stretch.outer // before, inner=stretch.inner // after)
-            if own.before == sizes[at]:
-                return factor, own
+            inner = stretch._replace(outer=stretch.outer // before, inner=stretch.inner // after)
+            if inner.before == sizes[at]:
+                return factor, inner
     return None
 
 
-def around(dim: Sequence[int], signature: Signature, factor: int, own: Stretch) -> Stretch:
+def around(dim: Sequence[int], signature: Signature, factor: int, stretch: Stretch) -> Stretch:
     """Return the stretch of a dimension, of which one factor is stretched."""
     at, sizes = dim.index(factor), [signature.factors[f].size for f in dim]
-    return own._replace(outer=own.outer * prod(sizes[:at]), inner=own.inner * prod(sizes[at + 1 :]))
+    return stretch._replace(outer=stretch.outer * prod(sizes[:at]), inner=stretch.inner * prod(sizes[at + 1 :]))
 
 
 def of_dims(
@@ -74,11 +74,11 @@ def of_dims(
     """Return the stretches of a tensor's dimensions; None where one dimension would have two."""
     by_dim = dict[int, Stretch]()
     for at, dim in enumerate(dims):
-        own = [f for f in dim if f in stretched]
-        if len(own) > 1:
+        stretched_factors = [f for f in dim if f in stretched]
+        if len(stretched_factors) > 1:
             return None
-        if own:
-            by_dim[at] = around(dim, signature, own[0], stretched[own[0]])
+        if stretched_factors:
+            by_dim[at] = around(dim, signature, stretched_factors[0], stretched[stretched_factors[0]])
     return by_dim
 
 

@@ -26,7 +26,7 @@ def _factors(shapes: Sequence[Shape], attrs: Attrs) -> tuple[str, Mapping[str, i
         first = "b" if number in batched else f"x{number}_0!"
         return " ".join([first, *(f"x{number}_{dim}!" for dim in range(1, rank))][:rank])
 
-    operands = ", ".join(dims(number, len(own)) for number, own in enumerate(shapes))
+    operands = ", ".join(dims(number, len(shape)) for number, shape in enumerate(shapes))
     rest = {f"y{dim}": size for dim, size in enumerate(shape) if dim}
     return f"{operands} -> {' '.join(['b', *(f'{name}!' for name in rest)])}", rest
 

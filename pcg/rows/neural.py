@@ -119,8 +119,8 @@ def _np_dropout(
 ) -> np.ndarray:
     """Apply dropout. `seed` numbers the draws of a program; a device draws the global mask and takes its `shard`."""
     mask = dropout_mask(shape or x.shape, p, seed)
-    kept = mask[shard] if shard else mask
-    return x * kept / (1 - p) if p < 1 else x * 0
+    local_mask = mask[shard] if shard else mask
+    return x * local_mask / (1 - p) if p < 1 else x * 0
 
 
 def _cross_entropy(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
@@ -134,10 +134,10 @@ def _np_cross_entropy_sum(
 ) -> np.ndarray:
     axis = 1 if target.ndim else 0
     logp = _np_log_softmax(logits, axis)
-    kept = target != ignore_index
-    picked = np.take_along_axis(logp, np.expand_dims(np.where(kept, target, 0), axis), axis).squeeze(axis)
+    counted = target != ignore_index
+    picked = np.take_along_axis(logp, np.expand_dims(np.where(counted, target, 0), axis), axis).squeeze(axis)
     loss = -(1 - label_smoothing) * picked - label_smoothing * logp.mean(axis)
-    return np.where(kept, loss, 0).sum()
+    return np.where(counted, loss, 0).sum()
 
 
 _WINDOW = {"stride": (1, 1), "padding": (0, 0)}
@@ -148,7 +148,7 @@ ROWS = [
         free={"eps": 1e-5}, rounds=True, saves=(0, 1), autocast="wide", flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {offset}, {*})", dtype=first_dtype,
         free={"scale": 0.5}, rounds=True, offset="q", offset_at=(0, -2), spaced=True, travels=(1, 2),
-        saves=(0, 1, 2, "result", "log_sum"), contraction=True, outside=("e",), passes=2, autocast="low",
+        saves=(0, 1, 2, "result", "log_sum"), contraction=True, uncounted=("e",), passes=2, autocast="low",
         doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
         saves=(0, "index"), flops_per_element=9),

@@ -36,10 +36,10 @@ def _recurrent(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
     return f"{text} -> {order.replace('i', 'o')}", {"o": wide}
 
 
-def _step(cell: str, x: np.ndarray, state: list[np.ndarray], own: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the next state of a cell; `own`: its weights for input and state, and a bias for each or none."""
-    into, again, *biases = own
-    one, other = x @ into.T + (biases[0] if biases else 0), state[0] @ again.T + (biases[1] if biases else 0)
+def _step(cell: str, x: np.ndarray, state: list[np.ndarray], weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the next state of a cell; `weights`: its weights for input and state, and a bias for each or none."""
+    into, recurrent, *biases = weights
+    one, other = x @ into.T + (biases[0] if biases else 0), state[0] @ recurrent.T + (biases[1] if biases else 0)
     if cell == "lstm":
         i, f, g, o = np.split(one + other, 4, -1)
         c = _SIGMOID(f) * state[1] + _SIGMOID(i) * np.tanh(g)
@@ -62,10 +62,10 @@ def _np_recurrent(
         sides = []
         for side in range(2 if bidirectional else 1):
             number = len(last)
-            own, state = weights[number * width : (number + 1) * width], [s[number] for s in begin]
+            parameters, state = weights[number * width : (number + 1) * width], [s[number] for s in begin]
             outputs = []
             for step in x[::-1] if side else x:
-                state = _step(cell, step, state, own)
+                state = _step(cell, step, state, parameters)
                 outputs.append(state[0])
             sides.append(np.stack(outputs[::-1] if side else outputs))
             last.append(state)

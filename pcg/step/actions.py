@@ -65,23 +65,23 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
         two: whether backward runs in two parts; an operation that gathers or recomputes would do so twice, so it has
             one.
     """
-    again = _made_again(chunk)
-    reads = _read_again(chunk, again)
+    recomputed = _made_again(chunk)
+    reads = _read_again(chunk, recomputed)
     stay = frozenset(number for number, block in enumerate(chunk.blocks) if block.slices.lifetime != "pass")
     held = (stay | (held_blocks(chunk) if hold else frozenset())) & reads.keys()
     gathers = _Gathers(chunk, range(len(chunk.blocks)), frozenset(), late=False, ahead=ahead)
     forward = tuple(_forward(chunk, gathers, held))
-    backward = _Backward(chunk, again, reads, _Gathers(chunk, list(reads), held, late=late, ahead=ahead), two=two)
+    backward = _Backward(chunk, recomputed, reads, _Gathers(chunk, list(reads), held, late=late, ahead=ahead), two=two)
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
-def end_of_step(updated: Sequence[int] = (), *, shared: bool, told: bool = False) -> tuple[Action, ...]:
+def end_of_step(updated: Sequence[int] = (), *, shared: bool, tell: bool = False) -> tuple[Action, ...]:
     """Return the actions of a stage after its last backward.
 
-    `told`: whether there are other stages, which all learn the loss; `shared`: whether they have gradients of its
+    `tell`: whether there are other stages, which all learn the loss; `shared`: whether they have gradients of its
     parameters too; `updated`: the axes over which the optimizer has shards of whole weights (ZeRO-1).
     """
-    between = (Action("tell", 0),) * told + (Action("share", 0),) * shared
+    between = (Action("tell", 0),) * tell + (Action("share", 0),) * shared
     return (*between, Action("update", 0), *(Action("regather", axis) for axis in updated))
 
 
@@ -124,16 +124,16 @@ def _again(memory: Allocation, reader: Rerun | None, rebuilt: set[Rerun | None])
             stack.append(steps(*step))
 
 
-def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:
+def _read_again(chunk: Chunk, recomputed: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:
     """Return the blocks that backward reads, in its order, each with the operation whose backward reads it last."""
-    found = dict[int, int]()
-    for number, made in again.items():
+    first_reads = dict[int, int]()
+    for number, made in recomputed.items():
         for occurrence in made:
             for block in chunk.blocks_of(occurrence):
-                found[block] = number
+                first_reads[block] = number
         for block in chunk.blocks_of(chunk.occurrences[number], backward=True):
-            found[block] = number
-    return found
+            first_reads[block] = number
+    return first_reads
 
 
 class _Gathers:
@@ -173,39 +173,39 @@ class _Gathers:
 def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
     started, away, masks = dict[str, int](), leaving(chunk), drawn_ahead(chunk)
     for occurrence in chunk.occurrences:
-        number, operation, found = occurrence.number, occurrence.operation, list[Action]()
+        number, operation, actions = occurrence.number, occurrence.operation, list[Action]()
         for name in operation.reads if started else ():
             if name in started:
-                found.append(Action("wait", started.pop(name)))
+                actions.append(Action("wait", started.pop(name)))
         blocks = chunk.blocks_of(occurrence)
         for block in blocks:
-            found += gathers.use(block)
+            actions += gathers.use(block)
         if number in masks:
-            found += [Action("draw", dropout) for dropout in masks[number]]
-        found.append(Action(operation.verb, number, "last" if operation.verb == "total" else "every"))
+            actions += [Action("draw", dropout) for dropout in masks[number]]
+        actions.append(Action(operation.verb, number, "last" if operation.verb == "total" else "every"))
         if operation.verb == "start":
             started[operation.name] = number
-        found += away.get(number, ())
+        actions += away.get(number, ())
         for block in blocks:
             if chunk.blocks[block].last == number and block not in held:
-                found += gathers.free(block)
-        yield tuple(found)
+                actions += gathers.free(block)
+        yield tuple(actions)
 
 
 class _Backward:
     def __init__(
         self,
         chunk: Chunk,
-        again: Mapping[int, Sequence[Occurrence]],
+        recomputed: Mapping[int, Sequence[Occurrence]],
         reads: Mapping[int, int],
         gathers: _Gathers,
         *,
         two: bool,
     ) -> None:
-        self.chunk, self.again, self.gathers, self.two = chunk, again, gathers, two
+        self.chunk, self.again, self.gathers, self.two = chunk, recomputed, gathers, two
         self.last: dict[int, int] = {}  # for each block, the differentiated operation that reads it first in forward
         self.complete: dict[int, int] = {}  # and for each use of a parameter
-        for number in again:
+        for number in recomputed:
             occurrence = chunk.occurrences[number]
             for block in chunk.blocks_of(occurrence):
                 self.last[block] = number
@@ -216,44 +216,44 @@ class _Backward:
         for block, reader in reads.items():
             self.free[reader].append(block)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
-        self.returning = returning(chunk, again)
+        self.returning = returning(chunk, recomputed)
         self.scattered: int | None = None
         self.unspread: int | None = None
 
     def run(self) -> Iterator[tuple[Action, ...]]:
         for occurrence in reversed(self.chunk.occurrences):
             number = occurrence.number
-            own = self._of(occurrence) if number in self.again else ()
-            yield (*self.returning.get(number, ()), *own)
+            backward = self._of(occurrence) if number in self.again else ()
+            yield (*self.returning.get(number, ()), *backward)
         yield tuple(self._end())
 
     def _of(self, occurrence: Occurrence) -> Iterable[Action]:
-        number, operation, chunk, found = occurrence.number, occurrence.operation, self.chunk, list[Action]()
+        number, operation, chunk, actions = occurrence.number, occurrence.operation, self.chunk, list[Action]()
         for made in self.again[number]:
             for block in chunk.blocks_of(made):
-                found += self.gathers.use(block)
-            found.append(Action("again", made.number))
+                actions += self.gathers.use(block)
+            actions.append(Action("again", made.number))
         for block in chunk.blocks_of(occurrence, backward=True):
-            found += self.gathers.use(block)
+            actions += self.gathers.use(block)
         trained = chunk.trained(occurrence)
-        apart = bool(trained) and operation.apart and not (self.two and self._is_one(occurrence))
-        if operation.gradients or not apart:
-            found.append(Action("backward", number))
-        if apart:
-            found.append(Action("weights", number))
+        split = bool(trained) and operation.split_backward and not (self.two and self._is_one(occurrence))
+        if operation.gradients or not split:
+            actions.append(Action("backward", number))
+        if split:
+            actions.append(Action("weights", number))
         for use in trained:
             block = chunk.uses[use].block
             if self.complete[use] == number and (block is None or self._is_summed(block)):
-                found.append(Action("accumulate", use))
+                actions.append(Action("accumulate", use))
             if self.complete[use] == number and block is None:
-                found += self._complete(chunk.uses[use])
+                actions += self._complete(chunk.uses[use])
         for block in self.free.get(number, ()):
-            found += self.gathers.free(block)
+            actions += self.gathers.free(block)
         for block in chunk.blocks_of(occurrence):
             if self.last[block] == number and block in self.trained:
-                found += (*self._deliver(), Action("scatter", block, self._when_scattered(block)))
+                actions += (*self._deliver(), Action("scatter", block, self._when_scattered(block)))
                 self.scattered = block
-        return found
+        return actions
 
     def _is_one(self, occurrence: Occurrence) -> bool:
         """Return whether an operation's backward stays in one part, as it does where only weights get gradients."""
@@ -281,8 +281,8 @@ class _Backward:
         """Yield the sum over devices of a complete gradient's unit, if the gradient completes it."""
         p = use.parameter
         if p.sums:
-            found = self.buckets.add(use.number, (p.sums, p.dtype), p.gradient_bytes, use.more)
-            yield from self._reduce([found] if found else [])
+            bucket = self.buckets.add(use.number, (p.sums, p.dtype), p.gradient_bytes, use.more)
+            yield from self._reduce([bucket] if bucket else [])
 
     def _reduce(self, units: Iterable[Sequence[int]]) -> Iterator[Action]:
         for unit in units:

@@ -52,17 +52,17 @@ def own_sums(graph: Graph, estimates: Set[str], is_own: Callable[[str], bool]) -
         for key, name in graph.outputs
         if _adds(key, name, sums, old) and is_own(key)
     ]
-    way, own, nodes = frozenset[str]().union(*ways), dict[str, str](), list[Node]()
+    way, summands, nodes = frozenset[str]().union(*ways), dict[str, str](), list[Node]()
     for node in graph.nodes:
-        inputs = tuple(own.get(name, name) for name in node.inputs)
+        inputs = tuple(summands.get(name, name) for name in node.inputs)
         if node.name not in way or (inputs == node.inputs and node.name not in estimates):
             nodes.append(node)
         elif node.name in old:
             nodes.append(replace(node, inputs=inputs))
         else:
-            own[node.name] = f"{node.name}.own"
-            nodes += [node, replace(node, name=own[node.name], inputs=inputs)]
-    return replace(graph, nodes=_without_unread(nodes, own.keys(), {name for _, name in graph.outputs}))
+            summands[node.name] = f"{node.name}.own"
+            nodes += [node, replace(node, name=summands[node.name], inputs=inputs)]
+    return replace(graph, nodes=_without_unread(nodes, summands.keys(), {name for _, name in graph.outputs}))
 
 
 def _without_unread(nodes: Sequence[Node], names: Collection[str], read: Set[str]) -> tuple[Node, ...]:

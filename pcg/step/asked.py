@@ -51,15 +51,15 @@ def wishes(
     if (kind := execution.kind_of_all(field)) is not None:
         alike = Wish.of("*", kind, field)
         return {o.name: alike for o in operations}
-    asked = _Asked(graph, operations, execution, where, field)
-    for pattern, place in () if graph.is_part else asked.missing():
-        there = asked.there(pattern)
+    request = _Asked(graph, operations, execution, where, field)
+    for pattern, place in () if graph.is_part else request.missing():
+        there = request.there(pattern)
         shown = ", ".join(there[:_MOST_NAMED]) + (", …" if len(there) > _MOST_NAMED else "")
         raise PlanError(
             f"{field.name}: {pattern!r}: {place!r}: no operation of such a block is there; expected one of: "
             f"{shown or 'none, no block of the model is so named'}"
         )
-    return asked.wishes
+    return request.wishes
 
 
 def still_there(graph: Graph, operations: Sequence[Operation], execution: Execution) -> Execution:
@@ -72,11 +72,11 @@ def still_there(graph: Graph, operations: Sequence[Operation], execution: Execut
     return replace(execution, **left)
 
 
-def _left(asked: _Asked) -> tuple[tuple[str, BlockKind], ...]:
-    missing, pairs = set(asked.missing()), list[tuple[str, BlockKind]]()
-    for pattern, kind in asked.pairs:
-        own = kind if isinstance(kind, str) else tuple(p for p in kind if (pattern, p) not in missing)
-        pairs.append((pattern, own or "none"))
+def _left(request: _Asked) -> tuple[tuple[str, BlockKind], ...]:
+    missing, pairs = set(request.missing()), list[tuple[str, BlockKind]]()
+    for pattern, kind in request.pairs:
+        rest = kind if isinstance(kind, str) else tuple(p for p in kind if (pattern, p) not in missing)
+        pairs.append((pattern, rest or "none"))
     return tuple(pairs)
 
 
@@ -107,12 +107,12 @@ class _Asked:
         """Return the wish for everything in a module of a block, or the pattern that decides by a list."""
         inside = tuple(f"{block}.{name}" for name in modules_of(module)) if block else ()
         pattern, mode = self._word(block)
-        own, word = self._word(block, inside)
+        match, word = self._word(block, inside)
         if isinstance(word, str):
-            return Wish.of(own, word, self.field, alone=own != pattern or not isinstance(mode, str))
-        if own not in self._listed:
-            self._listed[own] = Listed(word)
-        return own
+            return Wish.of(match, word, self.field, alone=match != pattern or not isinstance(mode, str))
+        if match not in self._listed:
+            self._listed[match] = Listed(word)
+        return match
 
     def _of_place(self, pattern: str, place: str) -> Wish:
         """Return the wish that the list of a pattern expresses; it is the same in equal blocks."""
@@ -123,9 +123,9 @@ class _Asked:
     @cached_property
     def _patterns(self) -> Mapping[str, str]:
         """The pattern of every node, also of nodes computed once or first, which are there but not recomputed."""
-        found = {name: wish.pattern for name, wish in self.wishes.items()}
+        patterns = {name: wish.pattern for name, wish in self.wishes.items()}
         rest = {name: module_block(f"{self.graph.by_name[name].source.module}.") for name in self.where}
-        return {name: self._word(block)[0] for name, block in rest.items()} | found
+        return {name: self._word(block)[0] for name, block in rest.items()} | patterns
 
     def there(self, pattern: str) -> list[str]:
         """Return the places in blocks that a pattern decides about."""

@@ -189,8 +189,10 @@ class Chunk:
         weights = tuple([self._use(leaf, stretch) for leaf in operation.weights]) if operation.weights else ()
         views = tuple([self._use(leaf, stretch) for leaf in operation.views]) if operation.views else ()
         gradients = tuple([env[name] for name in operation.gradients]) if operation.grad else ()
-        kept = tuple(dict.fromkeys(keeps)) if len(keeps) > 1 else tuple(keeps)
-        occurrence = Occurrence(len(self.occurrences), operation, reads, result, kept, gradients, weights, views, rerun)
+        saved = tuple(dict.fromkeys(keeps)) if len(keeps) > 1 else tuple(keeps)
+        occurrence = Occurrence(
+            len(self.occurrences), operation, reads, result, saved, gradients, weights, views, rerun
+        )
         if rerun is not None:
             rerun.occurrences.append(occurrence)
         self.occurrences.append(occurrence)
@@ -201,8 +203,8 @@ class Chunk:
 
     def _read(self, name: str) -> Allocation:
         """Return new memory for a value from another chunk; it takes memory, unlike leaves, which are always there."""
-        found = self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
-        return found
+        allocation = self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
+        return allocation
 
     def _keep(self, memory: Allocation, reader: Rerun | None) -> None:
         """Keep memory for the backward of an operation, which may be recomputed itself."""
@@ -240,16 +242,16 @@ class Chunk:
         modules = groupby(sliced, key=lambda u: (u.home, u.parameter.module))
         keyed = (
             (use, (use.home, p.module, s.axis, s.lifetime, s.summed, p.dtype, p.used_dtype), p.used_bytes)
-            for _, own in modules
-            for use in sorted(own, key=lambda u: u.parameter.used_dtype)
+            for _, uses in modules
+            for use in sorted(uses, key=lambda u: u.parameter.used_dtype)
             for p, s in ((use.parameter, use.parameter.slices),)
             if s is not None
         )
-        found = sorted(map(Block.of, blocks(keyed)), key=lambda block: block.first)
-        for number, block in enumerate(found):
+        blocks_in_order = sorted(map(Block.of, blocks(keyed)), key=lambda block: block.first)
+        for number, block in enumerate(blocks_in_order):
             for use in block.uses:
                 use.block = number
-        return found
+        return blocks_in_order
 
     # ---- what is asked of it ----
 
@@ -263,12 +265,12 @@ class Chunk:
         """Return the gathered blocks whose memory an operation reads: in forward, or, the last first, in backward."""
         if not self.blocks or not (occurrence.weights or occurrence.views):
             return []
-        if (found := self._blocks_read.get(key := (occurrence.number, backward))) is None:
+        if (numbers := self._blocks_read.get(key := (occurrence.number, backward))) is None:
             read = [self.uses[number] for number in (*occurrence.weights, *occurrence.views)]
             if backward:
                 read = [use for use in reversed(read) if use.parameter.leaf in occurrence.operation.saved]
-            found = self._blocks_read[key] = list(dict.fromkeys([use.block for use in read if use.block is not None]))
-        return found
+            numbers = self._blocks_read[key] = list(dict.fromkeys([use.block for use in read if use.block is not None]))
+        return numbers
 
     def trained(self, occurrence: Occurrence) -> list[int]:
         """Return the uses of parameters that get gradients from an operation."""
@@ -277,12 +279,12 @@ class Chunk:
 
     def leaves(self) -> Iterator[tuple[str, int]]:
         """Yield the parameters that the chunk reads, with the number of each."""
-        found: dict[str, int] = {}
+        reads: dict[str, int] = {}
         for stretch, times in self.stretches:
             for operation in stretch.operations:
                 for leaf in operation.weights:
-                    found[leaf] = times if leaf in stretch.leaves else 1
-        yield from found.items()
+                    reads[leaf] = times if leaf in stretch.leaves else 1
+        yield from reads.items()
 
 
 def whole_chunk(operations: Operations) -> Chunk:

@@ -114,24 +114,26 @@ class Execution:
         parts = {
             part: {key: changes.pop(name) for name, key in keys.items() if name in changes} for part, keys in _PARTS
         }
-        return replace(self, **changes, **{part: replace(getattr(self, part), **own) for part, own in parts.items()})
+        return replace(
+            self, **changes, **{part: replace(getattr(self, part), **items) for part, items in parts.items()}
+        )
 
     def by_field(self) -> dict[str, Any]:
         """Return all fields by name, as in plan files."""
-        own = {name: getattr(self, name) for name in _OWN}
-        return own | {name: getattr(getattr(self, part), key) for part, keys in _PARTS for name, key in keys.items()}
+        plain = {name: getattr(self, name) for name in _OWN}
+        return plain | {name: getattr(getattr(self, part), key) for part, keys in _PARTS for name, key in keys.items()}
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that differ from the defaults; mappings by module or block are objects."""
-        own, plain = self.by_field(), DEFAULT.by_field()
+        values, plain = self.by_field(), DEFAULT.by_field()
         if isinstance(self.precision, tuple):
-            own["precision"] = dict(self.precision)
+            values["precision"] = dict(self.precision)
         for name in (field.name for field in FIELDS):
-            if isinstance(pairs := own[name], tuple):
-                own[name] = {pattern: list(kind) if isinstance(kind, tuple) else kind for pattern, kind in pairs}
-        own["encodings"] = dict(self.encodings) or []
-        own = {name: list(x) if isinstance(x, tuple) else x for name, x in own.items()}
-        return {name: x for name, x in own.items() if x not in (plain[name], [])}
+            if isinstance(pairs := values[name], tuple):
+                values[name] = {pattern: list(kind) if isinstance(kind, tuple) else kind for pattern, kind in pairs}
+        values["encodings"] = dict(self.encodings) or []
+        values = {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}
+        return {name: x for name, x in values.items() if x not in (plain[name], [])}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Execution:

@@ -26,8 +26,8 @@ LOSS = "loss"
 
 def sink_reductions(graph: Graph) -> Graph:
     """Return the graph with the reductions above the loss, or its terms, moved below the linear operators there."""
-    while (found := _next(graph)) is not None:
-        graph = found.typed_beside(graph)
+    while (sunk := _next(graph)) is not None:
+        graph = sunk.typed_beside(graph)
     return graph
 
 
@@ -108,11 +108,11 @@ def _with_shares(graph: Graph, node: Node, operands: tuple[int, ...], results: S
 
 def _chain(graph: Graph, name: str, results: Sequence[str]) -> list[Node]:
     """Return the reductions that end here, the last first, as far as nothing else reads them."""
-    found = list[Node]()
+    chain = list[Node]()
     while (node := graph.by_name[name]).op == REDUCE and len(graph.users[name]) == 1 and name not in results:
-        found.append(node)
+        chain.append(node)
         name = node.inputs[0]
-    return found
+    return chain
 
 
 def _is_whole(graph: Graph, name: str) -> bool:
@@ -145,23 +145,25 @@ def sum_of_shares(graph: Graph, name: str, prefix: str, source: Source) -> tuple
         return Node(f"{prefix}.{suffix}_{name}", op, inputs, make_attrs(**attrs), split, source)
 
     times = of("times", "expand", (name,), (WHOLE, *others), shape=(many, *kind.shape))
-    own = of("own", PARTITION, (times.name,), axis=TIME, dim=0, blocks=1)
-    summand = of("summand", "sum", (own.name,), (Split("d0"), *others), dims=(0,), keepdim=False)
+    local = of("own", PARTITION, (times.name,), axis=TIME, dim=0, blocks=1)
+    summand = of("summand", "sum", (local.name,), (Split("d0"), *others), dims=(0,), keepdim=False)
     part = of("part", "full", (), (WHOLE,) * len(mesh), shape=(), value=1.0 / many, dtype=kind.dtype)
     share = of("share", "mul", (summand.name, part.name), (Partial((0,)), *others))
-    return times, own, summand, part, share, of("total", REDUCE, (share.name,), axis=TIME)
+    return times, local, summand, part, share, of("total", REDUCE, (share.name,), axis=TIME)
 
 
 def _swap(graph: Graph, node: Node, axis: str, operands: tuple[int, ...]) -> Graph:
     sums = {node.inputs[i]: graph.by_name[node.inputs[i]].inputs[0] for i in operands}
     index = graph.mesh.index(axis)
     split = (*node.split[:index], Partial(operands), *node.split[index + 1 :])
-    own = replace(node, name=f"{node.name}.part_{axis}", inputs=tuple(sums.get(i, i) for i in node.inputs), split=split)
-    total = Node(node.name, REDUCE, (own.name,), graph.by_name[next(iter(sums))].attrs, (), node.source)
+    partial = replace(
+        node, name=f"{node.name}.part_{axis}", inputs=tuple(sums.get(i, i) for i in node.inputs), split=split
+    )
+    total = Node(node.name, REDUCE, (partial.name,), graph.by_name[next(iter(sums))].attrs, (), node.source)
     nodes: list[Node] = []
     for n in graph.nodes:
         if n.name == node.name:
-            nodes += [own, total]
+            nodes += [partial, total]
         elif n.name not in sums:
             nodes.append(n)
     return replace(graph, nodes=tuple(nodes))

@@ -104,7 +104,7 @@ def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
 def lifetimes(graph: Graph) -> dict[str, Zero]:
     """Return the lifetime of each parameter that is gathered, by the names of leaves."""
     parameters = find_parameters(graph).by_leaf
-    return {leaf: lifetime_of(own.slices) for leaf, own in parameters.items() if own.slices is not None}
+    return {leaf: lifetime_of(p.slices) for leaf, p in parameters.items() if p.slices is not None}
 
 
 def lifetime_of(slices: Slices) -> Zero:

@@ -24,10 +24,10 @@ def drawn_ahead(chunk: Chunk) -> Mapping[int, list[int]]:
     times, drawn, ahead = Counter(seeds.values()), set[tuple[int, int]](), dict[int, list[int]]()
     if in_order == list(seeds.items()) and len(times) == len(seeds):
         return {}
-    for number, own in seeds.items():
+    for number, number_of_seed in seeds.items():
         for other, its in in_order:
-            if its not in drawn and (its < own or (its == own and times[own] > 1)):
+            if its not in drawn and (its < number_of_seed or (its == number_of_seed and times[number_of_seed] > 1)):
                 drawn.add(its)
                 ahead.setdefault(number, []).append(other)
-        drawn.add(own)
+        drawn.add(number_of_seed)
     return ahead

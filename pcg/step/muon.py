@@ -64,12 +64,12 @@ class Exchanged(NamedTuple):
 
         On the way there each part comes from one rank, which has it; on the way back every rank gets its part.
         """
-        arriving, own = [0] * num_ranks, [0] * num_ranks
+        arriving, owned = [0] * num_ranks, [0] * num_ranks
         for whole, part, owner in matrices:
             arriving[owner] += whole - part
-            own[owner] += part
+            owned[owner] += part
         parts = sum(part for _, part, _ in matrices)
-        busiest = max(max(parts - kept, (num_ranks - 1) * kept) for kept in own)
+        busiest = max(max(parts - owned_part, (num_ranks - 1) * owned_part) for owned_part in owned)
         return cls(max(arriving), busiest)
 
 

@@ -24,9 +24,9 @@ def leaving(chunk: Chunk) -> ActionsByOperation:
 
     A value leaves after the last operation that writes it or, if that is made again, after the last one of its region.
     """
-    found = defaultdict[int, list[Action]](list)
+    actions = defaultdict[int, list[Action]](list)
     if not (away := _waiting(chunk)):
-        return found
+        return actions
     ends = list[int]()
     group_of = dict[int, int]()
     for number, group in enumerate(_groups(chunk)):
@@ -36,34 +36,36 @@ def leaving(chunk: Chunk) -> ActionsByOperation:
     for memory in away:
         writer = chunk.occurrences[chunk.allocations[memory].writers[-1]]
         last = writer if writer.rerun is None else writer.rerun.occurrences[-1]
-        found[last.number].append(Action("offload", memory))
+        actions[last.number].append(Action("offload", memory))
         left[group_of[last.number]].append(memory)
     for number, values in left.items():
-        found[ends[min(number + 1, len(ends) - 1)]] += _all("release", values)
-    return found
+        actions[ends[min(number + 1, len(ends) - 1)]] += _all("release", values)
+    return actions
 
 
-def returning(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> ActionsByOperation:
+def returning(chunk: Chunk, recomputed: Mapping[int, Sequence[Occurrence]]) -> ActionsByOperation:
     """Return the actions before operations of backward: a group's values arrive, and the next group's are launched.
 
-    `again`: the differentiated operations, in the order of backward, with what is made again before each.
+    `recomputed`: the differentiated operations, in the order of backward, with what is made again before each.
     """
     if not (away := set(_waiting(chunk))):
         return {}
     begins, needs = list[int](), list[list[int]]()
     for group in reversed(_groups(chunk)):
-        own = [o for o in reversed(group) if o.number in again and o.operation.verb == "run"]
-        if own:
-            read = chain.from_iterable((*chain(*(made.reads for made in again[o.number])), *o.keeps) for o in own)
+        reruns = [o for o in reversed(group) if o.number in recomputed and o.operation.verb == "run"]
+        if reruns:
+            read = chain.from_iterable(
+                (*chain(*(made.reads for made in recomputed[o.number])), *o.keeps) for o in reruns
+            )
             needs.append(list(dict.fromkeys(memory.number for memory in read if memory.number in away)))
             away.difference_update(needs[-1])
-            begins.append(own[0].number)
-    found = {
+            begins.append(reruns[0].number)
+    fetches = {
         number: [*_all("arrive", values), *_all("fetch", following)]
         for number, values, following in zip(begins, needs, [*needs[1:], []], strict=True)
     }
-    found[begins[0]] = [*_all("fetch", needs[0]), *found[begins[0]]]
-    return {number: own for number, own in found.items() if own}
+    fetches[begins[0]] = [*_all("fetch", needs[0]), *fetches[begins[0]]]
+    return {number: actions for number, actions in fetches.items() if actions}
 
 
 def _all(verb: Verb, memories: Sequence[int]) -> Iterator[Action]:
@@ -81,4 +83,4 @@ def _groups(chunk: Chunk) -> list[Group]:
         operation = o.operation
         return span_of[o.number], operation.block, "" if operation.block else operation.module
 
-    return [list(own) for _, own in groupby(chunk.occurrences, key=group)]
+    return [list(members) for _, members in groupby(chunk.occurrences, key=group)]

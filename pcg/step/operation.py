@@ -27,8 +27,8 @@ class Operation(NamedTuple):
     alias        the operand whose memory the result shares, or ""; `sums_in_place`: by overwriting it
     keeps        the activations that backward needs; `mask_bytes`: the size of the mask that it needs
     gradients    the activations among `reads` that get one; none and no weights: there is no backward
-    grad         whether its result gets one
-    apart        whether the gradients of its weights are made apart from those of its activations
+    grad         whether its result gets one; `split_backward`: whether the gradients of its weights are made apart from
+                 those of its activations
     verb         of its forward: "run"; "start", a sum over ranks that is started before anything else runs; or "total"
     module       where it lies in the model
     block        the repeated module that it belongs to, or ""
@@ -49,7 +49,7 @@ class Operation(NamedTuple):
     mask_bytes: float = 0.0
     gradients: tuple[str, ...] = ()
     grad: bool = False
-    apart: bool = False
+    split_backward: bool = False
     verb: Verb = "run"
     module: str = ""
     block: str = ""

@@ -55,12 +55,12 @@ class Operations:
         narrow = narrow_dtypes(graph)
         self._is_narrow = bool(narrow)
         _check_precision(execution, narrow)
-        found = find_parameters(graph, execution)
-        self.parameters, self.aliases, self.leaf_of = found.by_leaf, found.aliases, found.names
+        parameters = find_parameters(graph, execution)
+        self.parameters, self.aliases, self.leaf_of = parameters.by_leaf, parameters.aliases, parameters.names
         self.once = computed_once(graph)
         self.fused = {node.name: (start, move) for node, start, move in fused_moves(graph)}
         self.moves = self.fused | slices_of_time(graph)
-        self._views = views_of_parameters(graph, found)
+        self._views = views_of_parameters(graph, parameters)
         self._alias: dict[str, str] = {}
         self._written: dict[str, Written] = {}
         self._bytes: dict[TensorType, float] = {}
@@ -96,10 +96,10 @@ class Operations:
 
         Raise a `PlanError` as `run` of regions does.
         """
-        own = copy(self)
-        own.execution = execution
-        own.listed = own._listed()
-        return own
+        variant = copy(self)
+        variant.execution = execution
+        variant.listed = variant._listed()
+        return variant
 
     @cached_property
     def num_bytes(self) -> dict[str, float]:
@@ -119,10 +119,10 @@ class Operations:
     def bytes_of(self, name: str) -> float:
         """Return the size of one device's part of a value, in the dtype that the execution keeps it in."""
         kind = self.graph.types[name]
-        if (found := self._bytes.get(kind)) is None:
+        if (size := self._bytes.get(kind)) is None:
             num_bytes, dtype = kind.local_bytes(self.graph.mesh), self.dtype(kind.dtype)
-            found = self._bytes[kind] = num_bytes / ITEM_BYTES[kind.dtype] * ITEM_BYTES[dtype]
-        return found
+            size = self._bytes[kind] = num_bytes / ITEM_BYTES[kind.dtype] * ITEM_BYTES[dtype]
+        return size
 
     def dtype(self, dtype: str) -> str:
         """Return the dtype in which a value is computed and kept. A graph captured in 16 bits has it already."""
@@ -134,9 +134,9 @@ class Operations:
 
     def written(self, node: Node) -> Written:
         """Return how a node is written in code, by the function of this name; the result is stored."""
-        if (found := self._written.get(node.name)) is None:
-            found = self._written[node.name] = written(self.graph, node)
-        return found
+        if (written_node := self._written.get(node.name)) is None:
+            written_node = self._written[node.name] = written(self.graph, node)
+        return written_node
 
     def is_weight(self, name: str) -> bool:
         """Return whether readers see a parameter under this name."""
@@ -150,7 +150,7 @@ class Operations:
     def _operation(
         self, node: Node, operands: Sequence[str], names: Sequence[str], *, alias: str = "",
         sums_in_place: bool = False, is_free: bool = False, keeps: tuple[str, ...] = (), saved: tuple[str, ...] = (),
-        mask_bytes: float = 0.0, apart: bool = False, verb: Verb = "run",
+        mask_bytes: float = 0.0, split_backward: bool = False, verb: Verb = "run",
     ) -> Operation:  # fmt: skip
         """Return an operation with the fields that moves and operators share.
 
@@ -173,7 +173,7 @@ class Operations:
             mask_bytes,
             tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
             grad,
-            apart,
+            split_backward,
             verb,
             module,
             module_block(f"{module}."),
@@ -209,21 +209,25 @@ class Operations:
         grads = [types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
         read = [i for i in saved if isinstance(i, int)]
-        kept = [names[i] for i in read]
-        leaves = [leaf for i, name in zip(read, kept, strict=True) for leaf in (name, *views.get(node.inputs[i], ()))]
+        operands = [names[i] for i in read]
+        leaves = [
+            leaf for i, name in zip(read, operands, strict=True) for leaf in (name, *views.get(node.inputs[i], ()))
+        ]
         is_product = kind.grad and row is not None and row.contraction and row.passes == 1
-        found = self._operation(
+        operation = self._operation(
             node,
             node.inputs,
             names,
             alias=names[0] if moves_nothing and not of_weight else "",
             is_free=of_weight,
-            keeps=tuple([k for k in kept if k not in parameters]) + ((node.name,) if "result" in saved else ()),
+            keeps=tuple([k for k in operands if k not in parameters]) + ((node.name,) if "result" in saved else ()),
             saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])) if leaves else (),
             mask_bytes=self._mask_bytes(node, saved),
-            apart=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),
+            split_backward=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),
         )
-        return found._replace(seed=integer(dict(node.attrs), "seed")) if row is not None and row.random else found
+        return (
+            operation._replace(seed=integer(dict(node.attrs), "seed")) if row is not None and row.random else operation
+        )
 
     def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
         """Return the size of the masks and other values that backward needs beside activations.
@@ -232,15 +236,17 @@ class Operations:
         keys travel. The rows of operators give the size of what else they keep.
         """
         types, mesh = self.graph.types, self.graph.mesh
-        kind, own = types[node.name], [item for item in saved if item in BESIDE]
-        if not kind.grad or not own or node.row is None:
+        kind, extra = types[node.name], [item for item in saved if item in BESIDE]
+        if not kind.grad or not extra or node.row is None:
             return 0.0
         dtype, shapes = self.dtype(types[next(iter(node.inputs))].dtype), self.graph.local_shapes(node)
-        beside = sum(node.row.beside_bytes(item, shapes, dtype) for item in own)
+        num_bytes = sum(node.row.beside_bytes(item, shapes, dtype) for item in extra)
         if node.op == "sdpa" and not sends(node.split):
             masks = (types[name] for name in node.inputs[3:])
-            beside += sum(m.local_bytes(mesh) for m in masks if m.dtype == "bool") * ITEM_BYTES[self.dtype(kind.dtype)]
-        return beside
+            num_bytes += (
+                sum(m.local_bytes(mesh) for m in masks if m.dtype == "bool") * ITEM_BYTES[self.dtype(kind.dtype)]
+            )
+        return num_bytes
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:
@@ -261,8 +267,8 @@ def _whole(listed: Sequence[Operation], pairs: Sequence[Pair]) -> list[Operation
 def _check_precision(execution: Execution, narrow: set[str]) -> None:
     wanted = execution.compute_dtype("float32")
     if narrow and execution.whole and wanted not in narrow:
-        own, good = " and ".join(sorted(narrow)), " or ".join(sorted({wanted, "float32"}))
-        problem = f"expected parameters in {good}, got {own}; leave the precision out, or plan the model in float32"
+        got, good = " and ".join(sorted(narrow)), " or ".join(sorted({wanted, "float32"}))
+        problem = f"expected parameters in {good}, got {got}; leave the precision out, or plan the model in float32"
         raise PlanError(f"precision {execution.whole!r}: {problem}")
 
 
@@ -271,16 +277,16 @@ def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
     if TIME not in graph.mesh.names:
         return {}
     axis, types = graph.mesh.index(TIME), graph.types
-    found = (node for node in graph.nodes if node.op == PARTITION and node.attr("axis") == TIME)
-    return {n.name: (n.inputs[0], Move(axis, R, types[n.name].layouts[axis])) for n in found}
+    slices = (node for node in graph.nodes if node.op == PARTITION and node.attr("axis") == TIME)
+    return {n.name: (n.inputs[0], Move(axis, R, types[n.name].layouts[axis])) for n in slices}
 
 
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
     """Return the values that may lie in the memory of parameters, with these. A cast's result has its own."""
-    names, found = parameters.names, dict[str, tuple[str, ...]]()
+    names, leaves_by_view = parameters.names, dict[str, tuple[str, ...]]()
     stored = {name: leaf for name, leaf in names.items() if leaf in parameters.by_leaf}
     for node in graph.nodes:
-        if stored.keys().isdisjoint(node.inputs) and found.keys().isdisjoint(node.inputs):
+        if stored.keys().isdisjoint(node.inputs) and leaves_by_view.keys().isdisjoint(node.inputs):
             continue
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
@@ -288,11 +294,11 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
             continue
         if any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs):  # rounded, by a cast
             continue
-        memory = ((stored[i],) if i in stored else found.get(i, ()) for i in node.inputs)
+        memory = ((stored[i],) if i in stored else leaves_by_view.get(i, ()) for i in node.inputs)
         leaves = dict.fromkeys(leaf for leaves in memory for leaf in leaves)
         if leaves:
-            found[node.name] = tuple(leaves)
-    return found
+            leaves_by_view[node.name] = tuple(leaves)
+    return leaves_by_view
 
 
 def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], frozenset[str]]:
@@ -316,11 +322,11 @@ def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], froze
 
 
 def _ancestors(graph: Graph, names: Iterable[str]) -> frozenset[str]:
-    found: set[str] = set()
+    ancestors: set[str] = set()
     pending = list(names)
     while pending:
         for name in graph.by_name[pending.pop()].inputs:
-            if name not in found:
-                found.add(name)
+            if name not in ancestors:
+                ancestors.add(name)
                 pending.append(name)
-    return frozenset(found)
+    return frozenset(ancestors)

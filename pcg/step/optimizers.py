@@ -83,6 +83,6 @@ _ALIASES: Mapping[str, Optimizer] = {"adamw": "adam", "adamw8bit": "adam8bit"}
 
 def optimizer_named(name: object, owner: str, field: str) -> Optimizer:
     """Return the optimizer of a name, or of a class of that name. Raise a `FieldError` if there is none."""
-    own = name.__name__ if isinstance(name, type) else name
-    optimizer = _ALIASES.get(plain(own), plain(own))
-    return checks.choice(optimizer if optimizer in OPTIMIZERS else own, owner, field, tuple(OPTIMIZERS))  # type: ignore[return-value]
+    class_name = name.__name__ if isinstance(name, type) else name
+    optimizer = _ALIASES.get(plain(class_name), plain(class_name))
+    return checks.choice(optimizer if optimizer in OPTIMIZERS else class_name, owner, field, tuple(OPTIMIZERS))  # type: ignore[return-value]

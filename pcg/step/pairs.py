@@ -133,8 +133,8 @@ class _Finder:
             own_pair = self._move_first(name, start, move)
         elif function in LAST:
             own_pair = self._move_last(name, start, move)
-        own = [self.operations[each] for each in own_pair.operations] if own_pair else []
-        return own_pair if len({(o.block, o.region) for o in own}) == 1 else None
+        operations = [self.operations[each] for each in own_pair.operations] if own_pair else []
+        return own_pair if len({(o.block, o.region) for o in operations}) == 1 else None
 
     def _move_first(self, name: str, start: str, move: Move) -> Pair | None:
         readers = sorted(set(self.graph.users[name]), key=lambda reader: self.order.get(reader, -1))
@@ -147,8 +147,8 @@ class _Finder:
             chains = tuple(self._chain(reader, name, place) for reader in readers)
             if all(chains):
                 results = tuple(self._place(chain[-1].name, self._layouts(*chain[-1])[1]) for chain in chains)
-                own = move.kind.function, start, self.num_pieces
-                return Pair(name, *own, chains, name, moved, place, results)
+                shape = move.kind.function, start, self.num_pieces
+                return Pair(name, *shape, chains, name, moved, place, results)
         return None
 
     def _move_last(self, name: str, start: str, move: Move) -> Pair | None:
@@ -159,9 +159,9 @@ class _Finder:
             for number, operand in enumerate(node.inputs):
                 choice = self._choice(node, number, place, of_result=True)
                 if choice is not None and operand in self.operations[start].reads:
-                    own, chains = (move.kind.function, start, self.num_pieces), ((Member(start, choice),),)
+                    shape, chains = (move.kind.function, start, self.num_pieces), ((Member(start, choice),),)
                     cut = self._place(operand, self._layouts(start, choice)[0][number])
-                    return Pair(name, *own, chains, operand, moved, cut, (place,))
+                    return Pair(name, *shape, chains, operand, moved, cut, (place,))
         return None
 
     def _is_product(self, name: str) -> bool:
@@ -236,8 +236,8 @@ class _Finder:
         outer = [(x.blocks, size) for x, size in self._shards(name, place.dim)]
         whole = place.blocks * prod(size for _, size in outer)
         return next(
-            (own for blocks in (max(outer, default=(1, 1))[0], whole)
-             if self._place(name, own := S(place.dim, blocks)) == place), None,
+            (layout for blocks in (max(outer, default=(1, 1))[0], whole)
+             if self._place(name, layout := S(place.dim, blocks)) == place), None,
         )  # fmt: skip
 
     def _shards(self, name: str, dim: int) -> Iterator[tuple[Layout, int]]:

@@ -165,7 +165,7 @@ class Parameters:
 
 def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
     """Follow every parameter from its storage to its readers."""
-    found, results = Parameters({}, {}), {name for _, name in graph.outputs}
+    parameters, results = Parameters({}, {}), {name for _, name in graph.outputs}
     narrow, sizes = bool(narrow_dtypes(graph)), dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
     known = dict[tuple[TensorType, TensorType], Parameter]()
     for leaf in graph.leaves("parameter"):
@@ -173,15 +173,15 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
         kinds = graph.types[leaf.name], graph.types[walk.result]
         if (alike := known.get(kinds)) is None:
             alike = known[kinds] = _of_types(*kinds, graph.mesh, execution, narrow)
-        found.aliases.update(walk.aliases)
-        found.by_leaf[leaf.name] = alike._replace(
+        parameters.aliases.update(walk.aliases)
+        parameters.by_leaf[leaf.name] = alike._replace(
             leaf=leaf.name,
             result=walk.result,
             module=module_block(str(leaf.attr("target"))),
             slices=walk.slices,
             sums=tuple([axis for axis in graph.mesh.names if axis in walk.summed]) if walk.summed else (),
         )
-    return found
+    return parameters
 
 
 def _of_types(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Execution, narrow: bool) -> Parameter:

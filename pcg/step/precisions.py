@@ -89,8 +89,8 @@ def canonical(precision: object, owner: str) -> Precision | PrecisionByModule | 
         raise checks.FieldError(owner, "precision", f"expected {wanted}, got {precision!r}")
     meaning = "a module's name, or a pattern of them"
     pairs: PrecisionByModule = tuple(
-        (checks.text(name, owner, "precision", meaning), precision_named(own, owner, f"precision[{name!r}]"))
-        for name, own in given
+        (checks.text(name, owner, "precision", meaning), precision_named(precision, owner, f"precision[{name!r}]"))
+        for name, precision in given
     )
     if not of_modules(pairs):
         return base_of(pairs)
@@ -103,12 +103,12 @@ def _check_together(pairs: PrecisionByModule, owner: str) -> None:
     if BASE in names[:-1]:
         problem = f"it fits every module, and the first that fits decides; put it behind {names[-1]!r}"
         raise checks.FieldError(owner, f"precision[{BASE!r}]", problem)
-    allowed = _OF_MODULES.get(base, tuple(own for own in _OF_MODULES if own))
-    for name, own in reversed(pairs):
-        if own not in allowed:
+    allowed = _OF_MODULES.get(base, tuple(precision for precision in _OF_MODULES if precision))
+    for name, kind in reversed(pairs):
+        if kind not in allowed:
             whose = "" if name == BASE else f" in a model in {base or 'its own dtypes'}"
             problem = (
-                f"expected {' or '.join(map(repr, allowed))}{whose}, got {own!r}; modules may differ in running in "
+                f"expected {' or '.join(map(repr, allowed))}{whose}, got {kind!r}; modules may differ in running in "
                 "float32 or in one 16-bit format, as torch.autocast or as FSDP2 has it; others are for whole models"
             )
             raise checks.FieldError(owner, f"precision[{name!r}]", problem)
@@ -127,18 +127,18 @@ def base_of(precision: PrecisionMode | None) -> Precision | None:
 def of_modules(precision: PrecisionMode | None) -> PrecisionByModule:
     """Return the patterns of single modules."""
     pairs = () if precision is None or isinstance(precision, str) else dict(precision).items()
-    return tuple((name, own) for name, own in pairs if name != BASE)
+    return tuple((name, precision) for name, precision in pairs if name != BASE)
 
 
 def every(precision: PrecisionMode | None) -> frozenset[Precision]:
     """Return all precisions that anything is computed in."""
-    return frozenset(own for own in (base_of(precision), *dict(of_modules(precision)).values()) if own is not None)
+    return frozenset(each for each in (base_of(precision), *dict(of_modules(precision)).values()) if each is not None)
 
 
 def shown(precision: PrecisionMode | None) -> str:
     """Return the precision in words: `amp_bf16, with lm_head and model.norm in fp32`."""
     names: dict[Precision, list[str]] = {}
-    for name, own in of_modules(precision):
-        names.setdefault(own, []).append(name)
-    parts = [f"with {' and '.join(mine)} in {own}" for own, mine in names.items()]
+    for name, module_precision in of_modules(precision):
+        names.setdefault(module_precision, []).append(name)
+    parts = [f"with {' and '.join(mine)} in {precision}" for precision, mine in names.items()]
     return ", ".join([base_of(precision) or "the model's own", *parts])

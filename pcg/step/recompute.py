@@ -63,7 +63,7 @@ def is_exact(pattern: str) -> bool:
 def _compiled(pattern: str) -> re.Pattern[str]:
     ranges = (_between(int(low), int(high)) for low, high in re.findall(_RANGE, pattern))
     regex = translate(re.sub(_RANGE, "\0", pattern))
-    return re.compile(re.sub("\0", lambda found: next(ranges, found[0]), regex))
+    return re.compile(re.sub("\0", lambda match: next(ranges, match[0]), regex))
 
 
 def _between(low: int, high: int) -> str:

@@ -78,28 +78,30 @@ class Arrangement:
         return [o._replace(stored=wished[o.name].fate) if o.verb == "run" else o for o in operations]
 
     def _in_regions(self, execution: Execution) -> list[Operation]:
-        graph, gathers, found = self.graph, self.gathers, self.operations
+        graph, gathers, arranged = self.graph, self.gathers, self.operations
         if not execution.asks(RECOMPUTE):
-            return found
+            return arranged
         wished = self._wishes(execution, RECOMPUTE)
-        again = {name for name, wish in wished.items() if wish.fate is Fate.AGAIN}
-        selective = {name for name in again if wished[name].attention}
-        rings = {name for name in self._rings & again - selective if not wished[name].alone}
-        again -= rings
+        recomputed = {name for name, wish in wished.items() if wish.fate is Fate.AGAIN}
+        selective = {name for name in recomputed if wished[name].attention}
+        rings = {name for name in self._rings & recomputed - selective if not wished[name].alone}
+        recomputed -= rings
         if selective:
             for name, members in self._attentions:
-                own = {member for member in members if member in wished}
-                if own and own <= selective:
-                    found = _made_again(found, own, Region(name, Fate.AGAIN), self.draws)
-        apart = {o.block for o in found if wished[o.name].alone or o.name in rings}
-        found = _whole_blocks(found, {o.block for o in found if o.block and o.name in again - selective} - apart)
-        if apart:
-            members = self.draws.whole_calls(_members(graph, found, wished, again - selective))
-            found = _one_by_one(found, apart, members, self.draws)
-        found = _gathered_again(found, {o.name for o in found if o.name in gathers and o.name in again})
+                candidates = {member for member in members if member in wished}
+                if candidates and candidates <= selective:
+                    arranged = _made_again(arranged, candidates, Region(name, Fate.AGAIN), self.draws)
+        alone = {o.block for o in arranged if wished[o.name].alone or o.name in rings}
+        arranged = _whole_blocks(
+            arranged, {o.block for o in arranged if o.block and o.name in recomputed - selective} - alone
+        )
+        if alone:
+            members = self.draws.whole_calls(_members(graph, arranged, wished, recomputed - selective))
+            arranged = _one_by_one(arranged, alone, members, self.draws)
+        arranged = _gathered_again(arranged, {o.name for o in arranged if o.name in gathers and o.name in recomputed})
         if not graph.is_part:
-            check_used(found, execution, wished)
-        return found
+            check_used(arranged, execution, wished)
+        return arranged
 
 
 class Draws:
@@ -119,14 +121,14 @@ class Draws:
         return not self.calls or self._order(before) == self._order(after)
 
     def _order(self, operations: Sequence[Operation]) -> list[str | set[str]]:
-        found, masks = list[str | set[str]](), set[str]()
+        order, masks = list[str | set[str]](), set[str]()
         for o in operations:
             if o.name in self.masks:
                 masks.add(o.name)
             elif o.name in self.calls:
-                found += [masks, o.name]
+                order += [masks, o.name]
                 masks = set()
-        return [*found, masks]
+        return [*order, masks]
 
     def whole_calls(self, members: set[str]) -> set[str]:
         """Return the members without calls of which other results are no members: a call is made again as a whole."""
@@ -139,32 +141,32 @@ class Draws:
 
 def _with_readers(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:
     """Move each gather to the block that reads it, so that blocks hand on values that are not gathered yet."""
-    found, readers = list[Operation](), dict[str, set[str]]()
+    arranged, readers = list[Operation](), dict[str, set[str]]()
     for o in reversed(operations):
         blocks = readers.get(o.name, set())
-        own = o._replace(block=next(iter(blocks))) if o.name in gathers and len(blocks) == 1 else o
-        found.append(own)
-        for name in own.reads:
-            readers.setdefault(name, set()).add(own.block)
-    return found[::-1]
+        placed = o._replace(block=next(iter(blocks))) if o.name in gathers and len(blocks) == 1 else o
+        arranged.append(placed)
+        for name in placed.reads:
+            readers.setdefault(name, set()).add(placed.block)
+    return arranged[::-1]
 
 
 def _together(operations: Sequence[Operation], members: Collection[str]) -> tuple[list[Operation], list[Operation]]:
     """Return the operations with the members side by side, and the operations that have to stay between them."""
     places = [i for i, o in enumerate(operations) if o.name in members]
     start, end = places[0], places[-1] + 1
-    before, own, after, made = list[Operation](), list[Operation](), list[Operation](), set[str]()
+    before, together, after, made = list[Operation](), list[Operation](), list[Operation](), set[str]()
     for o in operations[start:end]:
-        kind = own if o.name in members else after if made.intersection(o.reads) else before
+        kind = together if o.name in members else after if made.intersection(o.reads) else before
         kind.append(o)
         if kind is not before:
             made.add(o.name)
-    needed, torn = {name for o in own for name in o.reads}, list[Operation]()
+    needed, torn = {name for o in together for name in o.reads}, list[Operation]()
     for o in reversed(after):
         if o.name in needed:
             torn.append(o)
             needed.update(o.reads)
-    return [*operations[:start], *before, *own, *after, *operations[end:]], torn
+    return [*operations[:start], *before, *together, *after, *operations[end:]], torn
 
 
 def _by_block(operations: Sequence[Operation], draws: Draws) -> list[Operation]:
@@ -172,16 +174,16 @@ def _by_block(operations: Sequence[Operation], draws: Draws) -> list[Operation]:
 
     A block stays in pieces where something between them needs one and is needed by another, or draws.
     """
-    found = list(operations)
-    runs = Counter(block for block, _ in groupby(o.block for o in found))
+    arranged = list(operations)
+    runs = Counter(block for block, _ in groupby(o.block for o in arranged))
     for block in (block for block, times in runs.items() if block and times > 1):
-        order, torn = _together(found, {o.name for o in found if o.block == block})
+        order, torn = _together(arranged, {o.name for o in arranged if o.block == block})
         while torn and not any(o.block for o in torn):
             names = {o.name for o in torn}
-            found = [o._replace(block=block) if o.name in names else o for o in found]
-            order, torn = _together(found, {o.name for o in found if o.block == block})
-        found = order if not torn and draws.are_kept(found, order) else found
-    return found
+            arranged = [o._replace(block=block) if o.name in names else o for o in arranged]
+            order, torn = _together(arranged, {o.name for o in arranged if o.block == block})
+        arranged = order if not torn and draws.are_kept(arranged, order) else arranged
+    return arranged
 
 
 def _made_again(
@@ -195,39 +197,39 @@ def _made_again(
 
 
 def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> list[Operation]:
-    found, seen = list[Operation](), dict[str, int]()
-    for block, own in groupby(operations, key=lambda o: o.block):
+    arranged, seen = list[Operation](), dict[str, int]()
+    for block, in_block in groupby(operations, key=lambda o: o.block):
         if block not in blocks:
-            found += own
+            arranged += in_block
             continue
         seen[block] = seen.get(block, 0) + 1
         name = block if seen[block] == 1 else f"{block}, part {seen[block]}"
-        found += [o._replace(region=Region(name, Fate.KEPT)) for o in own]
-    return found
+        arranged += [o._replace(region=Region(name, Fate.KEPT)) for o in in_block]
+    return arranged
 
 
 def _members(
-    graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish], again: Iterable[str]
+    graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish], recomputed: Iterable[str]
 ) -> set[str]:
     """Return the operations to be made again, without those whose values leave a block that is wholly recomputed."""
     block, leaves = {o.name: o.block for o in operations}, {name for _, name in graph.outputs}
     for o in operations:
         leaves.update(name for name in o.reads if block.get(name, o.block) != o.block)
-    return {name for name in again if wished[name].alone or name not in leaves}
+    return {name for name in recomputed if wished[name].alone or name not in leaves}
 
 
 def _one_by_one(
     operations: Iterable[Operation], blocks: Collection[str], members: Collection[str], draws: Draws
 ) -> list[Operation]:
     """Return the operations, where the members in these blocks have regions of their own."""
-    found, number = list[Operation](), 0
-    for block, own in groupby(operations, key=lambda o: o.block):
-        part = list(own)
+    arranged, number = list[Operation](), 0
+    for block, in_block in groupby(operations, key=lambda o: o.block):
+        part = list(in_block)
         for region in _regions(part, members, draws) if block in blocks else ():
             number += 1
             part = _made_again(part, region, Region(f"{block}, part {number}", Fate.AGAIN), draws)
-        found += part
-    return found
+        arranged += part
+    return arranged
 
 
 def _regions(operations: Sequence[Operation], members: Collection[str], draws: Draws) -> Iterable[set[str]]:
@@ -245,10 +247,10 @@ def _regions(operations: Sequence[Operation], members: Collection[str], draws: D
         return name
 
     for o in operations:
-        again = o.name in members
+        is_recomputed = o.name in members
         before = [name for name in o.reads if name in level]
-        level[o.name] = max((level[n] + (n in members and not again) for n in before), default=0)
-        if again:
+        level[o.name] = max((level[n] + (n in members and not is_recomputed) for n in before), default=0)
+        if is_recomputed:
             home[o.name] = o.name
             for name in before:
                 if name in members and level[name] == level[o.name]:
@@ -270,10 +272,10 @@ def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -
             name = alias[name]
         return name
 
-    kept = {memory(name) for o in operations for name in (*o.keeps, *(o.reads if o.region is not None else ()))}
+    saved = {memory(name) for o in operations for name in (*o.keeps, *(o.reads if o.region is not None else ()))}
     return [
         o._replace(region=Region(o.name, Fate.AGAIN))
-        if o.name in gathers and o.grad and o.region is None and o.name in kept
+        if o.name in gathers and o.grad and o.region is None and o.name in saved
         else o
         for o in operations
     ]
@@ -321,27 +323,27 @@ def _ways(
     graph: Graph, start: Iterable[str], follow: Callable[[Node], Iterable[str]], ends: Callable[[Node], bool]
 ) -> set[str]:
     """Return the nodes on ways from `start` to an end, through operators that pass elements on."""
-    found: set[str] = set()
+    way: set[str] = set()
 
     def further(name: str) -> Iterable[str]:
         node = graph.by_name[name]
         return follow(node) if _passes_on(node) and not ends(node) else ()
 
     for name in postorder(start, further):
-        if ends(graph.by_name[name]) or any(n in found for n in further(name)):
-            found.add(name)
-    return found
+        if ends(graph.by_name[name]) or any(n in way for n in further(name)):
+            way.add(name)
+    return way
 
 
 def _own_views(graph: Graph, members: Collection[str]) -> set[str]:
     """Return the views behind the members' operands that nothing else reads."""
-    results, found = {name for _, name in graph.outputs}, set[str]()
+    results, views = {name for _, name in graph.outputs}, set[str]()
     pending = [name for member in members for name in graph.by_name[member].inputs]
     while pending:
         node = graph.by_name[pending.pop()]
         readers = set(graph.users[node.name])
-        alone = readers <= found.union(members) and node.name not in results
+        alone = readers <= views.union(members) and node.name not in results
         if node.row is not None and node.row.view and node.inputs and alone and node.name not in members:
-            found.add(node.name)
+            views.add(node.name)
             pending += node.inputs
-    return found
+    return views

@@ -148,7 +148,7 @@ class Transfer(NamedTuple):
 
     def of(self, microbatch: int) -> Transfer:
         """Return the same transfer of another microbatch."""
-        item, reader = (own._replace(microbatch=microbatch) for own in (self.item, self.reader))
+        item, reader = (each._replace(microbatch=microbatch) for each in (self.item, self.reader))
         return self._replace(item=item, reader=reader)
 
 

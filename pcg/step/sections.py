@@ -97,20 +97,20 @@ def _sections(
 ) -> Iterable[Section]:
     home, last_reader, one = dict[str, int](), dict[str, int](), steps.in_one
     leaves = [set[str]() for _ in named]
-    for number, (_, own) in enumerate(named):
-        for step in own:
+    for number, (_, members) in enumerate(named):
+        for step in members:
             for leaf in step.weights:
                 leaves[home.setdefault(leaf, number)].add(leaf)
             last_reader |= dict.fromkeys(step.reads, number)
-    for number, (name, own) in enumerate(named):
-        made = {step.name: step for step in own}
+    for number, (name, members) in enumerate(named):
+        made = {step.name: step for step in members}
         readers = {n: last_reader.get(n, number) for n in made if n in one}
         sent = tuple((n, last) for n, last in readers.items() if last > number)
-        received = [n for s in own for n in s.reads if n not in made]
+        received = [n for s in members for n in s.reads if n not in made]
         times = repeats.get(name, 1)
         sendable = [n for n, _ in sent]
         carried = tuple(_carried(dict.fromkeys(received), sendable, steps)) if times > 1 else ()
-        yield Section(name, times, Stretch(tuple(own), frozenset(leaves[number]), carried), sent)
+        yield Section(name, times, Stretch(tuple(members), frozenset(leaves[number]), carried), sent)
 
 
 def _carried(received: Iterable[str], sent: Iterable[str], steps: Operations) -> Iterable[tuple[str, str]]:
@@ -173,12 +173,12 @@ def shared(cut: Sequence[Section], one: Collection[str]) -> frozenset[str]:
     needed, readers = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
     for number, section in reversed([*enumerate(cut)]):
         for o in reversed(section.stretch.operations):
-            own = {number} if o.name in one else needed[o.name]
+            sections = {number} if o.name in one else needed[o.name]
             for name in o.reads:
-                needed[name] |= own
+                needed[name] |= sections
             for leaf in o.weights:
-                readers[leaf] |= own
-    return frozenset(leaf for leaf, own in readers.items() if len(own) > 1)
+                readers[leaf] |= sections
+    return frozenset(leaf for leaf, sections in readers.items() if len(sections) > 1)
 
 
 Places = Mapping[str, tuple[int, Operation]]
@@ -199,9 +199,9 @@ def stretches(
     Operations outside of `one` that it does not read are left out, but for draws. `one`: the nodes `computed_in_one`
     stage; `known`: the cut's `places`; `drawn`: those `drawn_everywhere`.
     """
-    own = [cut[number].stretch for number, _ in share]
-    made = {o.name for stretch in own for o in stretch.operations}
-    todo = [*drawn, *(name for stretch in own for o in stretch.operations if o.name in one for name in o.reads)]
+    cuts = [cut[number].stretch for number, _ in share]
+    made = {o.name for stretch in cuts for o in stretch.operations}
+    todo = [*drawn, *(name for stretch in cuts for o in stretch.operations if o.name in one for name in o.reads)]
     needed, before = set(todo), list[tuple[int, Operation]]()
     while todo:
         name = todo.pop()
@@ -211,6 +211,6 @@ def stretches(
             todo += (further := set(operation.reads) - needed)
             needed |= further
     before = sorted(dict(before).items())
-    left = (tuple(o for o in stretch.operations if o.name in one or o.name in needed) for stretch in own)
-    own_stretches = [(s._replace(operations=o), times) for s, o, (_, times) in zip(own, left, share, strict=True) if o]
+    left = (tuple(o for o in stretch.operations if o.name in one or o.name in needed) for stretch in cuts)
+    own_stretches = [(s._replace(operations=o), times) for s, o, (_, times) in zip(cuts, left, share, strict=True) if o]
     return [(Stretch(tuple(operation for _, operation in before)), 1), *own_stretches] if before else own_stretches

@@ -114,7 +114,7 @@ def test_every_row_is_complete(row: Row) -> None:
         for item in row.saves:
             assert item == "result" or item in BESIDE or int(item) < max(len(s.operands) for s in SAMPLES[row.name])
         names = {f.name for f in row.signature(one.shapes, one.attrs).factors}
-        assert set(row.outside) <= names
+        assert set(row.uncounted) <= names
         assert ("inside" in row.saves) == (row.inside is not None)
         assert row.offset is None or row.offset in names
 

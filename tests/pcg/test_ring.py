@@ -122,7 +122,7 @@ def test_gradients_travel_where_keys_or_values_have_some() -> None:
     for trained, has in (("q", False), ("k", True), ("v", True), ("qkv", True)):
         (sent,) = rounds(*ringed(attention(trained=trained), Mesh.of(x=2), RING))
         assert (sent.gradient == sent.block) == has
-        assert sent.sent(backward=True).beside[2] == ((2 * sent.block,) if has else ())
+        assert sent.sent(backward=True).during[2] == ((2 * sent.block,) if has else ())
 
 
 def test_memory_is_that_of_a_few_blocks_and_of_sums_in_fp32() -> None:

@@ -153,6 +153,6 @@ def test_the_gradient_of_a_weight_that_the_program_casts_takes_its_time() -> Non
     found = Planner(machine, every_choice).solve(graph, Mesh.of(x=2), (DATA,), "data")
     steps = Steps(found.graph, machine, Execution())
     products = [o for o in steps.listed if found.graph.by_name[o.name].op == "linear"]
-    assert [(o.apart, steps.costs[o.name].weight_s) for o in products] == [(False, 0.0)] * 2
+    assert [(o.split_backward, steps.costs[o.name].weight_s) for o in products] == [(False, 0.0)] * 2
     nodes_s = found.prediction.compute_s + found.prediction.optimizer_s
     assert simulate(program(found.graph, machine)).busiest.compute_s == pytest.approx(nodes_s, rel=1e-2)

@@ -17,11 +17,11 @@ def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) ->
     return Parameter(*stored, dtype, dtype, num_bytes, num_bytes, num_bytes)
 
 
-def product(name: str, x: str, weight: str, *, apart: bool = False) -> Operation:
+def product(name: str, x: str, weight: str, *, split_backward: bool = False) -> Operation:
     """`name` = x · weight, which keeps x for the gradient of the weight, and the weight for that of x."""
     return Operation(
         name, (x,), (weight,), saved=(weight,) * (x != "x"), num_bytes=1.0, keeps=(x,),
-        gradients=() if x == "x" else (x,), grad=True, apart=apart,
+        gradients=() if x == "x" else (x,), grad=True, split_backward=split_backward,
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_slices_of_gradients_are_summed_over_further_axes_when_they_are_delivere
 
 
 def test_backward_in_two_parts_makes_the_gradients_of_weights_apart() -> None:
-    made = chunk(chain(apart=True), *map(parameter, "uvw"))
+    made = chunk(chain(split_backward=True), *map(parameter, "uvw"))
     assert text(made, actions(made).backward) == (
         "backward c, weights c, accumulate 2, backward b, weights b, accumulate 1, weights a, accumulate 0"
     )
