@@ -1,4 +1,4 @@
-"""Attention in a ring under a sliding window: what is sent and computed if ranks know which others they see.
+"""Attention in a ring under a sliding window: what is sent and computed if ranks know which keys they see.
 
 A window of 256 of 4,096 tokens, as a mask of truth values; forward and backward on gloo ranks. Bytes are exact. CPU
 time is that of all ranks together, the median over interleaved rounds. Run it with `python -m bench.ring_bands`; it
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.attention import sdpa
+from shardwright.pcg.slices import Sees
 
 TOKENS, WINDOW, HEADS, WIDTH = 4096, 256, 4, 64
 RANKS = (2, 4, 8)
@@ -30,7 +31,7 @@ class Cost(NamedTuple):
     seconds: float
 
 
-def cost(axis: Axis, sees: tuple[int, int] | None) -> Cost:
+def cost(axis: Axis, sees: Sees | None) -> Cost:
     own = slice(axis.rank * TOKENS // axis.size, (axis.rank + 1) * TOKENS // axis.size)
     places = torch.arange(TOKENS)
     rows = places[own, None]
@@ -44,7 +45,7 @@ def cost(axis: Axis, sees: tuple[int, int] | None) -> Cost:
     return Cost(sum(m.tensor.nbytes for m in messages if m.op is dist.isend), seconds)
 
 
-def costs(sees: tuple[int, int]) -> list[tuple[Cost, Cost]]:
+def costs(sees: Sees) -> list[tuple[Cost, Cost]]:
     """Return the costs of each round, without and with what is known of the mask."""
     torch.set_num_threads(1)
     axis = Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
@@ -53,8 +54,8 @@ def costs(sees: tuple[int, int]) -> list[tuple[Cost, Cost]]:
 
 def row(num_ranks: int) -> str:
     """Return a row of the table."""
-    before = -(-(WINDOW - 1) // (TOKENS // num_ranks))
-    by_rank = run_ranks(costs, num_ranks, 300.0, args=((before, 0),))
+    sees = Sees(1 - WINDOW, 0, TOKENS // num_ranks)
+    by_rank = run_ranks(costs, num_ranks, 300.0, args=(sees,))
     sent = [sum(rank[0][way].sent for rank in by_rank) for way in (0, 1)]
     seconds = [[sum(rank[n][way].seconds for rank in by_rank) for n in range(ROUNDS)] for way in (0, 1)]
     ratios = sorted(known / unknown for unknown, known in zip(*seconds, strict=True))

@@ -20,6 +20,7 @@ Ways to carry operators out on devices:
 
     choice, dispatch, offers  ways to carry out an operator along one axis; rows sent to experts; the set of all ways
     ring                      attention whose keys travel around the devices that share a sequence
+    slices                    the keys of one device that the queries of another can see
     bands                     how far before and after itself a query sees keys, read from how a mask is made
     bounds                    bounds of values that are made of the positions of queries and keys
     parallel, moves           the four parallel operators; the changes of layout that run as one collective

@@ -57,6 +57,14 @@ class Transfers(NamedTuple, Generic[T]):
         before, after = tuple(map(change, self.before)), tuple(map(change, self.after))
         return Transfers(before, tuple(tuple(map(change, part)) for part in self.during), after)
 
+    def paired(self, other: Transfers[U]) -> Transfers[tuple[T, U]]:
+        """Return what both say of each transfer."""
+        before, after = (
+            tuple(zip(*both, strict=True)) for both in ((self.before, other.before), (self.after, other.after))
+        )
+        during = (tuple(zip(*both, strict=True)) for both in zip(self.during, other.during, strict=True))
+        return Transfers(before, tuple(during), after)
+
     def around(self, inner: Transfers[T]) -> Transfers[T]:
         """Return these transfers with others between them and the operator. Only one of the two has any beside it."""
         return Transfers(self.before + inner.before, self.during or inner.during, inner.after + self.after)
@@ -85,10 +93,17 @@ class Exchange:
         """Return the transfers by the bytes that the axis's devices have together."""
         raise NotImplementedError
 
+    def messages(self, place: Sequence[int] | None, *, backward: bool) -> Transfers[tuple[int, int]]:
+        """Return, of each transfer, the bytes that a device sends, and those that come to it; of a `permute`.
+
+        `place`: the device's coordinates; None: what the busiest one does, as `sent` says.
+        """
+        return self.sent(backward=backward).each(lambda all_bytes: (all_bytes // self.size, all_bytes // self.size))
+
     @property
-    def is_even(self) -> bool:
-        """True if all devices send the same amount; else `sent` is the amount of the busiest device."""
-        return True
+    def is_straight(self) -> bool:
+        """True if a `permute` goes beyond the next device or the one before."""
+        return False
 
     @property
     def counts_bytes(self) -> int:

@@ -9,8 +9,8 @@ merge, forward and in both gradients, is a lemma (`verifier/rows/ringproof.py`).
 
 A mask has a value for each pair of a query and a key. It stays: a device has the rows of its queries, of all keys.
 
-A mask, or causal attention, may hide all of a device's keys from another device (`bands`). Then these two have no work
-together, and keys are sent no further than to the last device that sees some of them.
+A mask, or causal attention, may hide most of a device's keys from another device (`bands`). Then keys go round no ring:
+each device sends the slice that another one sees straight there (`slices`), and gradients come straight back.
 
 "q@k/b" gives each device its slice of each of b equal blocks. A causal query sees the keys before it. With as many
 blocks as a device has queries, a device has every n-th position, so all devices have equal work in every round.
@@ -24,31 +24,25 @@ et al., "Striped Attention: Faster Ring Attention for Causal Transformers" (2023
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.choice import Choice, Choices, Exchange, Running, Split, Transfers, axes_along, num_senders
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.layout import Layout, Layouts, R, S, positions
+from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.row import Row
+from shardwright.pcg.slices import Slices, slices_along
 from shardwright.pcg.types import ITEM_BYTES
+
+T = TypeVar("T")
 
 WIDE_BYTES = 4
 """The bytes of a number in a sum, at least."""
-Sees = tuple[int, int]
-"""How many devices before its own, and how many after, a device's queries see keys of, at most."""
-
-
-def reach(size: int, sees: Sees) -> tuple[int, ...]:
-    """Return, for each of `size` devices, how many devices on the last one is that sees its keys, around the ring."""
-    before, after = sees
-    return tuple(max(n for n in range(size) if -after <= (i + n) % size - i <= before) for i in range(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,8 @@ class Rounds(Exchange):
     gradient    the bytes of its gradient; 0 if it has none
     result      the bytes of a device's part of the result
     wide        how many times as large a sum is, which is kept in fp32 or wider
-    sees        of which devices a device sees keys; None: of all
+    slices      what goes straight to the devices that see it, for each place along the axes `beside`, with their
+                sizes, that split queries too; none: whole blocks go around
     """
 
     collective: ClassVar[Literal["permute"]] = "permute"
@@ -72,45 +67,87 @@ class Rounds(Exchange):
     gradient: int
     result: int
     wide: int
-    sees: Sees | None = None
+    slices: tuple[Slices, ...] = ()
+    beside: tuple[tuple[int, int], ...] = ()
 
     def sent(self, *, backward: bool = False) -> Transfers[int]:
-        """Return what is sent beside each round.
+        """Return what is sent beside each round; if devices send slices, each counts as if all sent the largest.
 
-        Forward has a round for each device's keys, as far as some are sent. Backward has one more, the second part of a
-        device's own: round i sends the keys of round i + 1 and the gradients of round i - 1, where that is another
-        device's. Devices at the ends of a band send less; a round counts as if all sent what the busiest does.
+        Forward has a round for each device's keys. Backward has one more, the second part of a device's own: round i
+        sends the keys of round i + 1 and the gradients of round i - 1, where that is another device's.
         """
-        last, keys = self.hops, (self.size * self.block,)
+        sizes = [self.size * num_bytes for num_bytes in self._largest().values()]
+        return self._during(sizes, sizes, backward)
+
+    def messages(self, place: Sequence[int] | None, *, backward: bool = False) -> Transfers[tuple[int, int]]:
+        if not self.slices or place is None:
+            return Exchange.messages(self, place, backward=backward)
+        slices, own = self.slices[self._number(place)], place[self.axis]
+        keys = [(self._bytes(slices, own, n), self._bytes(slices, own - n, n)) for n in self._largest()]
+        return self._during(keys, [(come, go) for go, come in keys], backward)
+
+    def _largest(self) -> dict[int, int]:
+        """Return how many devices on something goes in each round, and the most bytes that a device sends."""
+        if not self.slices:
+            return dict.fromkeys(range(1, self.size), self.block)
+        largest = dict[int, int]()
+        for slices in self.slices:
+            for n, width in slices.rounds().items():
+                largest[n] = max(largest.get(n, 0), self._of(slices, width))
+        return dict(sorted(largest.items()))
+
+    def _number(self, place: Sequence[int]) -> int:
+        """Return the number of the slices of a device's place along the axes beside that of the ring."""
+        number = 0
+        for axis, size in self.beside:
+            number = number * size + place[axis]
+        return number
+
+    def _bytes(self, slices: Slices, owner: int, away: int) -> int:
+        """Return the size of the keys that a device sends to the one so many devices on."""
+        seen = slices.of(owner % self.size, (owner + away) % self.size)
+        return self._of(slices, seen.stop - seen.start)
+
+    def _of(self, slices: Slices, num_keys: int) -> int:
+        return self.block // slices.num_keys * num_keys
+
+    def _during(self, keys: Sequence[T], gradients: Sequence[T], backward: bool) -> Transfers[T]:
+        """Return transfers of keys, and of gradients if there are any, as those beside rounds."""
+        last, keys, gradients = len(keys), tuple(keys), tuple(gradients if self.gradient else ())
         if not last:
             return Transfers((), ((),))
         if not backward:
-            return Transfers((), (*((keys,) * last), ()))
-        gradients = (self.size * self.gradient,) if self.gradient else ()
-        return Transfers((), tuple(keys * (i < last) + gradients * (i > 1) for i in range(last + 2)))
+            return Transfers((), (*((one,) for one in keys), ()))
+        rounds = range(last + 2)
+        return Transfers((), tuple(keys[i : i + 1] + gradients[max(0, i - 2) : max(0, i - 1)] for i in rounds))
 
     @property
-    def is_even(self) -> bool:
-        return self.sees is None
-
-    @property
-    def hops(self) -> int:
-        """Return the number of devices that a device's keys travel on, at most."""
-        return self.size - 1 if self.sees is None else max(reach(self.size, self.sees))
+    def is_straight(self) -> bool:
+        """True if something goes further than to a neighbour in one message."""
+        return bool(self.slices) and not {1, self.size - 1}.issuperset(self._largest())
 
     def held_bytes(self, *, backward: bool = False) -> int:
         """Return the size of two blocks, and of what a round gives, beside sums in fp32 if these are wider.
 
         In backward a round gives gradients of queries and of a block. The sum of the device's own block stays. That of
-        another block arrives while, of more than two devices, the one before is sent on.
+        another block arrives while, of more than two devices, the one before is sent on. Of slices, a third one is
+        packed to be sent, and gradients of one are added up, those of one go and those of another come home.
         """
         copies = self.wide if self.wide > 1 else 0
+        results = (1 + copies) * self.result
+        if self.slices:
+            slices = [0, *self._largest().values(), 0]
+            held = max(here + 2 * coming for here, coming in pairwise(slices))
+            if not backward:
+                return held + results
+            back = (2 + self.wide) * max(slices) * bool(self.gradient)
+            return self.block + held + self.wide * self.gradient + back + results
         if not backward:
-            return 2 * self.block + (1 + copies) * self.result
-        return 3 * self.block + (self.wide + 1 + (self.size > 2)) * self.gradient + (1 + copies) * self.result
+            return 2 * self.block + results
+        return 3 * self.block + (self.wide + 1 + (self.size > 2)) * self.gradient + results
 
     def call(self, axis: str, group: str) -> str:
-        return f"ring={axis}" if self.sees is None else f"ring={axis}, sees={self.sees}"
+        return f"ring={axis}, sees={tuple(self.slices[0].sees)}" if self.slices else f"ring={axis}"
 
 
 class Ring(Choice):
@@ -184,53 +221,46 @@ class Ring(Choice):
         gradient = block if any(running.grads[i] for i in running.row.travels) else 0
         for axis, (choice, size) in enumerate(zip(running.split, running.sizes, strict=True)):
             if isinstance(choice, cls):
-                seen = seen_around(running.band, running.signature, running.split, running.sizes, axis)
                 result, wide = prod(shapes.local_result) * item, max(1, WIDE_BYTES // item)
-                yield Rounds(axis, size, block, gradient, result, wide, seen)
+                slices = slices_of(running.band, running.signature, running.split, running.sizes, axis)
+                beside = tuple((a, running.sizes[a]) for a in axes_along(running.split, choice.queries) if a != axis)
+                yield Rounds(axis, size, block, gradient, result, wide, slices, beside if slices else ())
 
 
-def num_seen(band: Band, signature: Signature, split: Choices, sizes: Sequence[int]) -> int:
-    """Return of how many devices, itself included, a device uses parts of operands, at most, of all that send some."""
+class Used(NamedTuple):
+    """What the busiest device of a ring computes with: parts of so many devices, and pairs of a query and a key.
+
+    `pairs` is 0 if these are all pairs of its queries and of those parts.
+    """
+
+    parts: int
+    pairs: int = 0
+
+
+ITS_OWN = Used(1)
+
+
+def used_by(band: Band, signature: Signature, split: Choices, sizes: Sequence[int]) -> Used:
+    """Return what a device uses, at most, of what others send it."""
     for axis, choice in enumerate(split):
-        if isinstance(choice, Ring) and (sees := seen_around(band, signature, split, sizes, axis)) is not None:
-            return min(sizes[axis], 1 + sum(sees))
-    return num_senders(split, sizes)
+        if isinstance(choice, Ring) and (every := slices_of(band, signature, split, sizes, axis)):
+            return Used(max(1, *(x.num_parts() for x in every)), max(1, *(x.num_pairs() for x in every)))
+    return Used(num_senders(split, sizes))
 
 
-def seen_around(band: Band, signature: Signature, split: Choices, sizes: Sequence[int], axis: int) -> Sees | None:
-    """Return which devices along the axis of a ring see keys of which; None: each sees keys of all."""
+def slices_of(band: Band, signature: Signature, split: Choices, sizes: Sequence[int], axis: int) -> tuple[Slices, ...]:
+    """Return what devices along the axis of a ring see of each other's keys, for each place along other axes.
+
+    Nothing: they see so much that blocks go around.
+    """
     ring = split[axis]
     assert isinstance(ring, Ring)
-    if band == ALL:
-        return None
+    if band == ALL or sizes[axis] == 1:
+        return ()
     queries, keys = (next(f.size for f in signature.factors if f.name == name) for name in (ring.queries, ring.keys))
-    return _seen_around(band, queries, keys, split, tuple(sizes), axis)
-
-
-@lru_cache(maxsize=1024)
-def _seen_around(
-    band: Band, num_queries: int, num_keys: int, split: Choices, sizes: tuple[int, ...], axis: int
-) -> Sees | None:
-    ring, size = split[axis], sizes[axis]
-    assert isinstance(ring, Ring)
     along = tuple(axes_along(split, ring.queries))
-    digits = tuple(S(0, choice.blocks) if i in along else R for i, choice in enumerate(split))
-
-    def queries(device: int) -> range:
-        ends = [[device if i == axis else n * (size - 1) for i, size in enumerate(sizes)] for n in (0, 1)]
-        first, last = (positions(num_queries, digits, sizes, at) for at in ends)
-        return range(num_queries) if first is None or last is None else range(first[0], last[-1] + 1)
-
-    whole, part = range(num_keys), num_keys // size
-    parts = [whole[i * part :][:part] if ring.blocks == 1 else whole[i::size] for i in range(size)]
-    begins, ends = [keys[0] for keys in parts], [keys[-1] for keys in parts]
-    before = after = 0
-    for device in range(0 if band.is_empty else size):
-        mine = queries(device)
-        first, stop = bisect_left(ends, mine[0] + band.first), bisect_right(begins, mine[-1] + band.last)
-        if first < stop:
-            before, after = max(before, device - first), max(after, stop - 1 - device)
-    return None if min(before, after) >= size - 1 else (before, after)
+    layouts = tuple(S(0, choice.blocks) if i in along else R for i, choice in enumerate(split))
+    return slices_along(axis, band, (queries, keys), layouts, tuple(sizes))
 
 
 def _keys(row: Row, signature: Signature) -> Iterator[str]:

@@ -15,6 +15,7 @@ cluster has schedules, a curve has their times wherever one is picked (`schedule
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, log2, prod
 
@@ -69,12 +70,15 @@ class Communication:
         link = between(source, target, self.cluster.levels)
         return NOTHING.time_s(num_bytes) if link is None else self._sent_over_s(link, num_bytes)
 
-    def permute_s(self, axis: int, num_bytes: float) -> float:
+    def permute_s(self, axis: int, num_bytes: float, *, straight: bool = False) -> float:
         """Return the seconds in which each device sends `num_bytes` to the next one along `axis`, as in a ring.
 
-        The slowest link counts.
+        `straight`: to one further away, over links that messages share as in an exchange. The slowest link counts.
         """
-        return max((self._sent_over_s(link, _sent(num_bytes)) for link in self.links(axis)), default=0.0)
+        links = self.links(axis)
+        if straight:
+            links = tuple(replace(link, bytes_per_s=link.exchange_bytes_per_s) for link in links)
+        return max((self._sent_over_s(link, _sent(num_bytes)) for link in links), default=0.0)
 
     def _sent_over_s(self, link: Link, num_bytes: float) -> float:
         hop_s = 0.0 if link.kind == "host" else link.hop_s  # on a host, the hop is that of a collective, with its start

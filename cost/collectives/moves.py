@@ -193,7 +193,8 @@ class MoveCosts:
         """Return the seconds of one transfer of so many bytes of the axis's devices together."""
         if exchange.collective == "permute":
             sent = exchange.imbalance * num_bytes / exchange.size
-            return self.communication.permute_s(exchange.axis, sent) + self.device.op_overhead_s
+            seconds = self.communication.permute_s(exchange.axis, sent, straight=exchange.is_straight)
+            return seconds + self.device.op_overhead_s
         seconds = self.library_s if num_bytes == exchange.counts_bytes else self.collective_s
         return seconds(exchange.collective, exchange.axis, exchange.imbalance * num_bytes)
 

@@ -29,7 +29,7 @@ from shardwright.pcg.choice import (
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.optable import LocalShapes
-from shardwright.pcg.ring import num_seen
+from shardwright.pcg.ring import Used, used_by
 from shardwright.pcg.row import BESIDE
 from shardwright.pcg.step.execution import draws_whole
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -45,7 +45,7 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
 class OperatorPart(NamedTuple):
     """A device's part of an operator: local shapes, sizes of its factors, how many devices send it rows, its `step`.
 
-    `seen`: of how many of the devices that send to it, itself included, it uses something.
+    `used`: what it uses of what others send it.
     """
 
     operands: tuple[_Shape, ...]
@@ -53,7 +53,7 @@ class OperatorPart(NamedTuple):
     extents: _Shape
     senders: int
     step: int
-    seen: int
+    used: Used
 
 
 Option = tuple[Choices, tuple[Layouts, ...], Layouts]
@@ -113,7 +113,7 @@ class NodeCost:
         drawn = num_drawn(self.compute.device.kind, self.result, part.result) if self.row and self.row.random else 0
         own = dict(self.attrs)
         local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders,
-                      part.step, part.seen)  # fmt: skip
+                      part.step, part.used)  # fmt: skip
         return (kernels := passes(local)), self.compute.passes_s(self.op, kernels)
 
     def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> OperatorPart:
@@ -122,13 +122,13 @@ class NodeCost:
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
         counted = self.row.offset if self.row is not None else None
         step = step_along(split, self.sizes, counted)
-        return OperatorPart(shapes, returned, extents, num_senders(split, self.sizes), step, self._seen(split))
+        return OperatorPart(shapes, returned, extents, num_senders(split, self.sizes), step, self._used(split))
 
-    def _seen(self, split: Choices) -> int:
-        """Return of how many of the devices that send to it a device uses something."""
+    def _used(self, split: Choices) -> Used:
+        """Return what a device uses of what others send it."""
         if self.signature is None:
-            return num_senders(split, self.sizes)
-        return num_seen(self.band, self.signature, split, self.sizes)
+            return Used(num_senders(split, self.sizes))
+        return used_by(self.band, self.signature, split, self.sizes)
 
     def _extents(self, split: Choices) -> tuple[int, ...]:
         """Return the sizes of the signature's factors on one device."""
@@ -148,33 +148,33 @@ class NodeCost:
         shapes = [*(t.shape for t in self.operands), self.result.shape]
         factors = tuple(f.size for f in self.signature.factors) if self.signature else ()
         ends = list(accumulate([*map(len, shapes), len(factors)], initial=0))
-        among = np.ones((len(numbers), ends[-1] + 3), np.int64)
+        among = np.ones((len(numbers), ends[-1] + 4), np.int64)
         for axis, (size, options) in enumerate(zip(self.sizes, per_axis, strict=True)):
             rows = [self._among(choice, size, (*needs, made), ends) for choice, needs, made in options]
             among *= np.array(rows)[numbers[:, axis]]
-        local = np.array([*chain.from_iterable(shapes), *factors, 1, 1, 1]) // among
-        local[:, -3:] = among[:, -3:]
+        local = np.array([*chain.from_iterable(shapes), *factors, 1, 1, 1, 1]) // np.maximum(among, 1)
+        local[:, -4:] = among[:, -4:]
         if self.band != ALL:
             splits = (tuple(own[n][0] for own, n in zip(per_axis, row, strict=True)) for row in numbers)
-            local[:, -1] = [self._seen(split) for split in splits]
+            local[:, -2:] = [self._used(split) for split in splits]
         distinct = dict[tuple[int, ...], int]()
         of = [distinct.setdefault(row, len(distinct)) for row in map(tuple, local.tolist())]
         return [_part(row, ends) for row in distinct], np.array(of, np.intp)
 
     def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> list[int]:
-        """Return how many devices of an axis share each dimension and factor, and the last three fields of its part.
+        """Return how many devices of an axis share each dimension and factor, and the last four numbers of its part.
 
-        The step is that of a balanced ring, which a ring of the search becomes if it can. All senders count as seen.
+        The step is that of a balanced ring, which a ring of the search becomes if it can. All senders count as used.
         """
-        shares = [1] * (ends[-1] + 3)
+        shares = [1] * (ends[-1] + 4)
         for start, layout in zip(ends, layouts, strict=False):
             if layout.kind == "S":
                 shares[start + layout.dim] = size
         if self.signature is not None and choice.factors:
-            shares[ends[-2] : -3] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
+            shares[ends[-2] : -4] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
         is_spaced = self.row is not None and self.row.spaced and self.row.offset in choice.factors
         step, senders = size if is_spaced and (choice.blocks > 1 or choice.sends) else 1, choice.senders(size)
-        shares[-3:] = senders, step, senders
+        shares[-4:] = senders, step, *Used(senders)
         return shares
 
     def exchanges(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Exchange, ...]:
@@ -209,7 +209,8 @@ class NodeCost:
 
 def _part(row: tuple[int, ...], ends: Sequence[int]) -> OperatorPart:
     *shapes, factors = (row[start:end] for start, end in pairwise(ends))
-    return OperatorPart(tuple(shapes[:-1]), shapes[-1], factors, *row[-3:])
+    senders, step, *used = row[-4:]
+    return OperatorPart(tuple(shapes[:-1]), shapes[-1], factors, senders, step, Used(*used))
 
 
 def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:

@@ -24,6 +24,7 @@ from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.foreign import parsed
 from shardwright.pcg.optable import LocalShapes, Row
+from shardwright.pcg.ring import ITS_OWN, Used
 from shardwright.pcg.row import BESIDE, Product
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
@@ -92,7 +93,7 @@ class Local:
         written: how the operator is written in code: see `pcg.analysis.written`.
         senders: devices that send it rows (`LocalShapes`).
         step: from each of its positions to the next, along the factor that the row counts (`Row.spaced`).
-        seen: of how many senders, itself included, it uses something.
+        used: what it uses of what senders, itself included, send it.
     """
 
     row: Row | None
@@ -105,7 +106,7 @@ class Local:
     written: Written = ""
     senders: float = 1
     step: int = 1
-    seen: int = 1
+    used: Used = ITS_OWN
 
     @property
     def dtype(self) -> str:
@@ -249,13 +250,14 @@ def _attention(part: Local) -> Passes:
     """Return fused attention: the backward computes the scores again, five multiplications instead of two.
 
     Where causal queries are split, the device with the last queries sees the most keys, and all others wait for it.
-    Where keys travel, the parts of the devices that are `seen` are one kernel each, and what they give is merged. If
-    neighbouring positions lie on other devices, each of these parts has half of the pairs, on every device.
+    Where keys travel, the parts of devices that are `used` are one kernel each, and what they give is merged. If
+    neighbouring positions lie on other devices, each of these parts has half of the pairs, on every device. Under a
+    band no part has more than its share of the pairs of the band.
     Source: Dao et al., "FlashAttention" (2022), section 3.1 and appendix B.
     """
     q, k = part.operands[0].shape, part.operands[1].shape
     shape = (prod(q[:-2]), q[-2], k[-2], q[-1])
-    rounds, senders, offset = part.seen, round(part.senders), part.shapes.operands[0][-2] // part.step - q[-2]
+    rounds, senders, offset = part.used.parts, round(part.senders), part.shapes.operands[0][-2] // part.step - q[-2]
     apart = k[-2] if part.step == 1 else 0
     causal = bool(part.attrs.get("causal", False))
     mask = _bytes(part.operands[3:]) // senders  # its columns, for the keys of one part
@@ -264,6 +266,7 @@ def _attention(part: Local) -> Passes:
     forward, backward = list[Work](), list[Work]()
     for number in range(senders - rounds, senders):
         seen = _seen(q[-2], k[-2], offset - number * apart) if causal else q[-2] * k[-2]
+        seen = min(seen, part.used.pairs / rounds) if part.used.pairs else seen
         flops = 2.0 * shape[0] * seen * (q[-1] + part.operands[2].shape[-1])
         own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (senders == 1 or seen < q[-2] * k[-2]))
         forward.append(own)

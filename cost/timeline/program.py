@@ -51,6 +51,7 @@ def program(
     cluster: Cluster,
     execution: Execution = DEFAULT,
     repeats: Mapping[str, int] | None = None,
+    place: Sequence[int] | None = None,
 ) -> StepProgram:
     """Return the program of a validated parallel graph, whose mesh is that of one stage, the largest.
 
@@ -61,12 +62,13 @@ def program(
         cluster: with devices for all stages; the first stage has the first of them.
         execution: the way to run it; without a `split`, `Programs.spread` chooses one.
         repeats: module path of a block ("model.layers.0") -> how often the block really occurs.
+        place: of the device of a stage whose messages the tasks list; None: each lists those of its busiest device.
 
     Raises:
         PlanError: more devices than the cluster has, `repeats` or a split that do not fit the graph, or offload from a
         CPU.
     """
-    return Programs(graph, cluster, repeats).program(execution)
+    return Programs(graph, cluster, repeats, place=place).program(execution)
 
 
 def may_offload(cluster: Cluster, execution: Execution) -> bool:
@@ -94,9 +96,10 @@ class Programs:
         cluster: Cluster,
         repeats: Mapping[str, int] | None = None,
         costs: KnownCosts | None = None,
+        place: Sequence[int] | None = None,
     ) -> None:
-        """Prepare a graph's programs. `costs`: known from other graphs."""
-        self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
+        """Prepare a graph's programs. `costs`: known from other graphs; `place`: as in `program`."""
+        self.graph, self.cluster, self.repeats, self._place = graph, cluster, repeats or {}, place
         self._costs: KnownCosts = {} if costs is None else costs
         self._graphs: dict[Mesh, Graph] = {graph.mesh: graph}
         self._steps: dict[_Way, Steps] = {}
@@ -151,7 +154,7 @@ class Programs:
                 self._steps[way] = first.run_as(alike)
             else:
                 graph = self._graphs.setdefault(mesh, replace(self.graph, mesh=mesh))
-                self._steps[way] = self._first[shared] = Steps(graph, part, alike, self._costs)
+                self._steps[way] = self._first[shared] = Steps(graph, part, alike, self._costs, self._place)
         return self._steps[way]
 
     def spread(

@@ -135,11 +135,16 @@ KnownCosts = dict[Hashable, Known]
 class Steps(Operations):
     """The operations of one graph, with their costs."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, execution: Execution, costs: KnownCosts | None = None) -> None:
+    def __init__(
+        self, graph: Graph, cluster: Cluster, execution: Execution, costs: KnownCosts | None = None,
+        place: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Cost the operations. `place`: of the device whose messages they list; None: the busiest one's."""
         super().__init__(graph, execution)
+        self.place = place
         self.cluster = cluster
         self.move_costs, self.compute = MoveCosts(cluster, graph.mesh), compute_on(cluster.device)
-        way = cluster, graph.mesh, execution.precision, self._is_narrow
+        way = cluster, graph.mesh, execution.precision, self._is_narrow, place
         self.known = Known() if costs is None else costs.setdefault(way, Known())
         self.operators: dict[str, Operator] = {}
         rates = execution.rates.items()
@@ -383,19 +388,18 @@ class Steps(Operations):
         """Return the transfers of exchanges, the outermost of which comes first."""
         found = NOTHING_SENT
         for exchange in sent:
-            found = found.around(exchange.sent(backward=backward).each(partial(self._timed, exchange)))
+            own = exchange.messages(self.place, backward=backward)
+            found = found.around(exchange.sent(backward=backward).paired(own).each(partial(self._timed, exchange)))
         return found
 
-    def _timed(self, exchange: Exchange, num_bytes: int) -> Timed:
-        axis = self.graph.mesh.names[exchange.axis]
+    def _timed(self, exchange: Exchange, transfer: tuple[int, tuple[int, int]]) -> Timed:
+        """Return a transfer of so many bytes on all devices, of which its own device sends and receives some."""
+        (num_bytes, own), axis = transfer, self.graph.mesh.names[exchange.axis]
         seconds = self.move_costs.transfer_s(exchange, num_bytes)
-        return Timed(axis, seconds, self._messages_of(exchange, axis, num_bytes))
-
-    def _messages_of(self, exchange: Exchange, axis: str, num_bytes: int) -> tuple[Message, ...]:
-        if exchange.collective == "permute":
-            own = round(num_bytes / exchange.size)
-            return (Message("send", axis, own), Message("receive", axis, own)) if exchange.size > 1 else ()
-        return self.messages(exchange.collective, (axis,), num_bytes)
+        if exchange.collective != "permute":
+            return Timed(axis, seconds, self.messages(exchange.collective, (axis,), num_bytes))
+        ways = zip(("send", "receive"), own, strict=True)
+        return Timed(axis, seconds, tuple(Message(way, axis, size) for way, size in ways if size and exchange.size > 1))
 
     def _node_cost(
         self,

@@ -9,12 +9,11 @@ from torch.nn import functional as F
 from shardwright.lowering.private import FakeTensor
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.ring import ring_attention
-from shardwright.pcg.ring import Sees
 
 
 def sdpa(
     causal: bool, scale: float | None, offset: int | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor,
-    ring: Axis | None = None, step: int = 1, sees: Sees | None = None,
+    ring: Axis | None = None, step: int = 1, sees: tuple[int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return softmax(q kᵀ · scale + mask) v; if there are more query heads than key heads, they share key heads.
 
@@ -22,7 +21,7 @@ def sdpa(
     mask, keys after the last visible one are left out. If queries are neighbours, the rest is a causal mask at the
     lower right, for which GPUs have kernels.
     With a `ring`, `k` and `v` are this rank's parts along an axis, as far apart, and the result is of all parts; a mask
-    is for this rank's queries and all keys; `sees` says which ranks' keys it can show at all.
+    is for this rank's queries and all keys; `sees` says which keys a query can see at all (`pcg.slices.Sees`).
     """
     if ring is not None:
         return ring_attention(causal, scale, offset or 0, q, k, v, ring, step, *mask, sees=sees)

@@ -1,14 +1,16 @@
 """Ring attention on one rank (`pcg.ring`): its queries stay, and blocks of keys and values travel around the ranks.
 
 A block is sent on while it is attended to. Which of its keys a query sees follows from their positions in the sequence.
-A block that no later rank sees is sent no further. Positions on a rank are neighbours, or as far apart as
-there are ranks: then all ranks have the same work in each round, if a query sees the keys before it. What blocks give
-is merged by the log-sum-exp of their scores, which forward keeps beside the result, so that backward finds the
-gradients of each block from that block alone.
+Positions on a rank are neighbours, or as far apart as there are ranks: then all ranks have the same work in each round,
+if a query sees the keys before it. What blocks give is merged by the log-sum-exp of their scores, which forward keeps
+beside the result, so that backward finds the gradients of each block from that block alone.
 
 Backward sends blocks around again. The gradients of a block follow it: each rank adds its summand and sends them on,
 and the last one sends them to the block's owner. A rank's own block is the first. A part of its queries waits until the
 gradients of the last block have been sent, so that these travel beside compute, too.
+
+Where queries see few of the keys (`pcg.slices`), nothing goes around. In each round a rank sends a slice of its own
+keys to the rank that sees it, and the gradients of a slice straight back to its owner.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from shardwright.lowering.runtime.partial_attention import (
     without_any,
 )
 from shardwright.lowering.runtime.ring_places import Places
-from shardwright.pcg.ring import Sees
+from shardwright.pcg.slices import Sees, Slices
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -41,7 +43,7 @@ from shardwright.pcg.ring import Sees
 @untraced
 def ring_attention(
     causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1,
-    mask: Tensor | None = None, *, sees: Sees | None = None,
+    mask: Tensor | None = None, *, sees: tuple[int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return softmax(q kᵀ · scale + mask) v, of all keys of the axis.
 
@@ -57,15 +59,19 @@ def ring_attention(
             other in the sequence. Else it is the number of ranks, and rank i has the keys i, i + step, i + 2·step, …
         mask: for this rank's queries and the keys of all ranks; it is added to scores, or says what a query sees. Of
             a shape that broadcasts to [..., h·r, m, number of keys].
-        sees: the ranks outside which the mask, or `causal`, hides all keys from a rank; None: not known of any.
+        sees: the keys outside which the mask, or `causal`, hides all from a query (`pcg.slices.Sees`); None: nothing
+            is known of them.
 
     Returns:
         [..., h·r, m, e].
     """
     lead = q.shape[:-3]
     flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
-    factor, ranks = q.shape[-1] ** -0.5 if scale is None else scale, sees or (axis.size, axis.size)
-    plan = Places(axis, causal, factor, start, step, q.shape[-2], k.shape[-2], ranks)
+    factor, sizes, slices = q.shape[-1] ** -0.5 if scale is None else scale, (q.shape[-2], k.shape[-2]), None
+    if sees is not None:
+        band = Sees(*sees)
+        slices = Slices(axis.size, band, start - axis.rank * band.apart, step, *sizes)
+    plan = Places(axis, causal, factor, start, step, *sizes, slices)
     result = _Ring.apply(plan, *flat, None if mask is None else _flattened(mask, lead))
     return result.view(*lead, *q.shape[-3:-1], v.shape[-1])
 
@@ -92,29 +98,62 @@ class _Blocks(NamedTuple):
     def numel(self) -> int:
         return self.keys.numel() + self.values.numel()
 
+    def cut(self, columns: slice) -> _Blocks:
+        """Return the shapes of a slice of the block."""
+        num_keys = columns.stop - columns.start
+        return _Blocks(*(torch.Size((*shape[:-2], num_keys, shape[-1])) for shape in self))
+
     def parts(self, block: Tensor) -> tuple[Tensor, Tensor]:
         k, v = block.split([self.keys.numel(), self.values.numel()])
         return k.view(self.keys), v.view(self.values)
 
 
-def around(plan: Places, k: Tensor, v: Tensor) -> Iterator[tuple[int, tuple[Tensor, Tensor] | None]]:
-    """Yield each rank around the ring, this one first, with its keys and values. While they are used, they are sent on.
+class Part(NamedTuple):
+    """Keys and values of a rank that are here: of its block, the `columns`."""
 
-    None: they do not come so far, as no rank from here on sees them.
+    owner: int
+    columns: slice
+    keys: Tensor
+    values: Tensor
+
+    def packed(self, columns: slice) -> Tensor:
+        """Return a slice of them as one run of memory."""
+        return torch.cat([x[..., columns, :].reshape(-1) for x in (self.keys, self.values)])
+
+    def of(self, columns: slice) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of some columns of the block."""
+        here = slice(columns.start - self.columns.start, columns.stop - self.columns.start)
+        return self.keys[..., here, :], self.values[..., here, :]
+
+
+def around(plan: Places, k: Tensor, v: Tensor) -> Iterator[Part | None]:
+    """Yield this rank's keys and values, and those that come in each round; None: nothing comes in that one.
+
+    While they are used, those of the next round are sent: what is here goes on to the next rank, or a slice of this
+    rank's own to the one that sees it.
     """
-    axis, shapes, block = plan.axis, _Blocks(k.shape, v.shape), None
-    for step in range(axis.size):
-        number = (axis.rank - step) % axis.size
-        send = receive = None
-        if plan.goes_on(number, step):
-            send = (torch.cat([k.reshape(-1), v.reshape(-1)]) if block is None else block), plan.next
-        if plan.goes_on(number - 1, step):
-            receive = k.new_empty(shapes.numel), plan.previous
+    axis, shapes = plan.axis, _Blocks(k.shape, v.shape)
+    part: Part | None = (own := Part(axis.rank, slice(0, plan.num_keys), k, v))
+    block: Tensor | None = None
+    for away in plan.rounds:
+        owner, send, receive = plan.rank(-away), None, None
+        if plan.slices is None:
+            send, source = (own.packed(own.columns) if block is None else block, plan.rank(1)), plan.rank(-1)
+        else:
+            reader, source = plan.rank(away), owner
+            there = plan.seen(axis.rank, reader)
+            send = (own.packed(there), reader) if there.start < there.stop else None
+        here = plan.seen(owner, axis.rank)
+        if here.start < here.stop:
+            receive = k.new_empty(shapes.cut(here).numel), source
         wait = start_shift(axis, send, receive)
-        yield number, (k, v) if step == 0 else None if block is None else shapes.parts(block)
+        yield part
         if wait is not None:
             wait()
-        block = None if receive is None else receive[0]
+        part, block = None, None if receive is None else receive[0]
+        if block is not None:
+            part = Part(owner, here, *shapes.cut(here).parts(block))
+    yield part
 
 
 class _Ring(Function):
@@ -122,13 +161,12 @@ class _Ring(Function):
     def forward(ctx: AutogradContext, plan: Places, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         attend = kernel_for(q, v, mask)
         found, log_sum = nothing_seen(q, v)
-        for number, block in around(plan, k, v):
-            if block is None:
+        for part in around(plan, k, v):
+            if part is None:
                 continue
-            keys, values = block
-            for rows, columns, causal in plan.tiles(plan.queries, number, attend.most_rows):
-                given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
-                hiding = plan.hiding(mask, rows, number, columns, q.dtype)
+            for rows, columns, causal in plan.tiles(plan.queries, part.owner, attend.most_rows):
+                given = q[..., rows, :], *part.of(columns)
+                hiding = plan.hiding(mask, rows, part.owner, columns, q.dtype)
                 merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale, *hiding))
         result = found.to(q.dtype)
         ctx.plan = plan
@@ -150,15 +188,17 @@ def _nothing() -> None:
 
 
 class _Sum:
-    """The gradients of a block: those of the ranks before, which arrive, and this rank's.
+    """The gradients of some columns of a block: those of the ranks before, which arrive, and this rank's.
 
     `wait`: until they are there.
     """
 
     def __init__(
-        self, shapes: _Blocks, like: Tensor, arriving: Tensor | None = None, wait: Callable[[], None] = _nothing
-    ) -> None:
-        self.shapes, self.like, self.arriving, self.wait = shapes, like, arriving, wait
+        self, shapes: _Blocks, columns: slice, like: Tensor, arriving: Tensor | None = None,
+        wait: Callable[[], None] = _nothing,
+    ) -> None:  # fmt: skip
+        self.shapes, self.columns, self.like = shapes.cut(columns), columns, like
+        self.arriving, self.wait = arriving, wait
 
     @cached_property
     def block(self) -> Tensor:
@@ -168,8 +208,9 @@ class _Sum:
 
     def add(self, columns: slice, of_keys: Tensor, of_values: Tensor) -> None:
         keys, values = self.shapes.parts(self.block)
-        keys[..., columns, :] += of_keys
-        values[..., columns, :] += of_values
+        here = slice(columns.start - self.columns.start, columns.stop - self.columns.start)
+        keys[..., here, :] += of_keys
+        values[..., here, :] += of_values
 
 
 class _Gradients:
@@ -190,45 +231,50 @@ class _Gradients:
         `send`: the latter are needed.
         """
         plan, axis, shapes = self.plan, self.plan.axis, _Blocks(k.shape, v.shape)
-        middle = plan.num_queries // 2
-        late, early = plan.queries[middle:], plan.queries[:middle]
-        own = _Sum(shapes, k.new_empty(0, dtype=wide_dtype(k.dtype)))
-        arriving, home, wait = None, None, _nothing
-        for step, (number, block) in enumerate(around(plan, k, v)):
-            if step == 0:
-                self.add(k, v, number, late, own)
+        middle, whole = plan.num_queries // 2, slice(0, plan.num_keys)
+        wide = k.new_empty(0, dtype=wide_dtype(k.dtype))
+        own, mine = _Sum(shapes, whole, wide), Part(axis.rank, whole, k, v)
+        arriving, wait = None, _nothing
+        home = whole
+        for away, part in zip((0, *plan.rounds), around(plan, k, v), strict=True):
+            if away == 0:
+                self.add(mine, plan.queries[middle:], own)
                 continue
             gradients = None
-            if block is not None:
-                total = _Sum(shapes, k, arriving, wait)
-                self.add(*block, number, plan.queries, total)
-                gradients = total.block, plan.next if plan.goes_on(number, step) else number
+            if part is not None:
+                if plan.slices is None:
+                    total, to = _Sum(shapes, whole, k, arriving, wait), plan.rank(1)
+                else:
+                    total, to = _Sum(shapes, part.columns, wide), part.owner
+                self.add(part, plan.queries, total)
+                gradients = total.block.to(k.dtype), to
                 del total
             wait()
-            arriving = k.new_empty(shapes.numel) if send and plan.goes_on(number - 1, step) else None
+            if arriving is not None and plan.slices is not None:
+                own.add(home, *shapes.cut(home).parts(arriving))
+            arriving, wait, reader = None, _nothing, plan.rank(away)
+            home = plan.seen(axis.rank, reader)
             if send:
-                onward = None if arriving is None else (arriving, plan.previous)
-                back = None
-                if plan.reach[axis.rank] == step:
-                    home = k.new_empty(shapes.numel)
-                    back = home, (axis.rank + step) % axis.size
-                wait = start_shift(axis, gradients, onward, back) or _nothing
-            del block, gradients
-        self.add(k, v, axis.rank, early, own)
+                if home.start < home.stop:
+                    arriving = k.new_empty(shapes.cut(home).numel)
+                source = plan.rank(-1) if plan.slices is None else reader
+                wait = start_shift(axis, gradients, None if arriving is None else (arriving, source)) or _nothing
+            del part, gradients
+        self.add(mine, plan.queries[:middle], own)
         wait()
-        if home is not None:
-            own.block.add_(home)
+        if arriving is not None:
+            own.add(home, *shapes.cut(home).parts(arriving))
         return self.queries, *shapes.parts(own.block)
 
-    def add(self, keys: Tensor, values: Tensor, number: int, queries: range, total: _Sum) -> None:
-        """Add the gradients of a block, by some of the queries, to `total`, and to theirs."""
-        for rows, columns, causal in self.plan.tiles(queries, number, self.attend.most_rows):
+    def add(self, part: Part, queries: range, total: _Sum) -> None:
+        """Add the gradients of keys and values, by some of the queries, to `total`, and to theirs."""
+        for rows, columns, causal in self.plan.tiles(queries, part.owner, self.attend.most_rows):
             grad, q, result = (x[..., rows, :] for x in (self.grad, self.q, self.result))
-            given = grad, q, keys[..., columns, :], values[..., columns, :], result, self.log_sum[..., rows]
-            hiding = self.plan.hiding(self.mask, rows, number, columns, self.q.dtype)
+            given = grad, q, *part.of(columns), result, self.log_sum[..., rows]
+            hiding = self.plan.hiding(self.mask, rows, part.owner, columns, self.q.dtype)
             of_queries, of_keys, of_values, *of_mask = self.attend.backward(*given, causal, self.plan.scale, *hiding)
             self.queries[..., rows, :] += of_queries
             if self.of_mask is not None:
-                self.plan.of_mask(self.of_mask, rows, number, columns).add_(*of_mask)
+                self.plan.of_mask(self.of_mask, rows, part.owner, columns).add_(*of_mask)
             del of_queries  # before the sum takes memory
             total.add(columns, of_keys, of_values)

@@ -1,4 +1,4 @@
-"""Positions of a rank's queries and keys in a ring: the pairs that see each other, and the way that keys are sent."""
+"""Positions of a rank's queries and keys in a ring: the pairs that see each other, and the keys that are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.lowering.ranks.movement import Axis
-from shardwright.pcg.ring import Sees, reach
+from shardwright.pcg.slices import Slices
 
 
 class Tile(NamedTuple):
@@ -23,6 +23,19 @@ class Tile(NamedTuple):
     queries: slice
     keys: slice
     causal: bool = False
+
+    def within(self, seen: slice) -> Iterator[Tile]:
+        """Yield the tiles of the same pairs, without keys outside of a slice, none of which its queries see."""
+        keys = slice(max(seen.start, self.keys.start), min(seen.stop, self.keys.stop))
+        if keys.start >= keys.stop:
+            return
+        first, end = self.queries.start, self.queries.stop
+        if self.causal:
+            first, after = first + keys.start - self.keys.start, end - self.keys.stop + keys.stop
+            yield Tile(slice(first, after), keys, True)
+            first = after
+        if first < end:
+            yield Tile(slice(first, end), keys)
 
 
 def tiles(queries: range, num_keys: int, last: int | None) -> Iterator[Tile]:
@@ -56,7 +69,7 @@ class Places:
     step                from each query to the next, and from each key of a block to the next
     num_queries         of this rank
     num_keys            of each rank
-    sees                of which ranks' keys
+    slices              which keys go straight to which ranks; None: all go around
     """
 
     axis: Axis
@@ -66,39 +79,40 @@ class Places:
     step: int
     num_queries: int
     num_keys: int
-    sees: Sees
+    slices: Slices | None
 
     @cached_property
-    def reach(self) -> tuple[int, ...]:
-        """Return how many ranks on, around the ring, a rank's keys are seen for the last time."""
-        return reach(self.axis.size, self.sees)
+    def rounds(self) -> tuple[int, ...]:
+        """Return how many ranks away the owner of the keys is that come in each round after the first."""
+        return tuple(range(1, self.axis.size)) if self.slices is None else tuple(sorted(self.slices.rounds()))
 
-    @property
-    def next(self) -> int:
-        return (self.axis.rank + 1) % self.axis.size
+    def rank(self, away: int) -> int:
+        """Return the rank that is so many further around the ring."""
+        return (self.axis.rank + away) % self.axis.size
 
-    @property
-    def previous(self) -> int:
-        return (self.axis.rank - 1) % self.axis.size
-
-    def goes_on(self, number: int, step: int) -> bool:
-        """Return whether a rank's keys, and their gradients, go on from where they are after so many steps."""
-        return self.reach[number % self.axis.size] > step
+    def seen(self, owner: int, reader: int) -> slice:
+        """Return which keys of a rank another one is sent."""
+        return slice(0, self.num_keys) if self.slices is None else self.slices.of(owner, reader)
 
     @property
     def queries(self) -> range:
         """The numbers of the queries."""
         return range(self.num_queries)
 
-    def tiles(self, queries: range, number: int, most: int | None) -> Iterator[Tile]:
+    def tiles(self, queries: range, owner: int, most: int | None) -> Iterator[Tile]:
         """Yield the tiles of some of the queries and the block of a rank; `most`: the most queries of a tile."""
-        before, after = self.sees
-        if not -after <= self.axis.rank - number <= before:
-            return
-        first_key = number * (self.num_keys if self.step == 1 else 1)
+        first_key = owner * (self.num_keys if self.step == 1 else 1)
         last = (self.start - first_key) // self.step if self.causal else None
+        if self.slices is not None:
+            most = min(most or len(queries), self.slices.tile_rows)
         for at in range(queries.start, queries.stop, most or max(1, len(queries))):
-            yield from tiles(range(at, min(queries.stop, at + (most or len(queries)))), self.num_keys, last)
+            rows = range(at, min(queries.stop, at + (most or len(queries))))
+            seen = slice(0, self.num_keys)
+            if self.slices is not None:
+                ends = (self.start + self.step * row for row in (rows[0], rows[-1]))
+                seen = self.slices.seen(owner, *ends)
+            for tile in tiles(rows, self.num_keys, last):
+                yield from tile.within(seen)
 
     def of_mask(self, mask: Tensor, rows: slice, number: int, columns: slice) -> Tensor:
         """Return a mask's part for some of the queries, and for some of the keys of a rank; a view."""

@@ -24,7 +24,6 @@ from shardwright.lowering.runtime.spec import check_stages
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.ring import Rounds
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
@@ -47,8 +46,11 @@ STRIPED = [way for way in WAYS if way[1][-1] == "ring"]
 ERRORS = {torch.float64: 1e-11, torch.float32: 2e-4}
 
 
-KINDS = ("causal", "window", "even", "packed", "padded", "bias")
-"""Of attention: causal; causal under a mask that a query sees few keys by; or with half of the keys for every query."""
+KINDS = ("causal", "window", "even", "packed", "padded", "bias", "near")
+"""Of attention: causal; causal under a mask that a query sees few keys by; or with half of the keys for every query.
+
+`near`: a query sees few keys before it and few after it.
+"""
 
 
 class Masked(nn.Module):
@@ -74,6 +76,8 @@ class Masked(nn.Module):
         after = places.unsqueeze(1) - places
         if self.kind == "window":
             return (after >= 0) & (after < 5)
+        if self.kind == "near":
+            return after.abs() < 3
         if self.kind == "packed":
             sequence = (ids < 8).cumsum(1)
             return (after >= 0) & (sequence.unsqueeze(2) == sequence.unsqueeze(1)).unsqueeze(1)
@@ -172,15 +176,15 @@ INNER: Way = ({"x": 2, "cp": 2}, ("context", "ring"))
 """Each rank of a ring has queries of both halves of the sequence."""
 
 
-def test_a_window_says_which_ranks_see_each_other() -> None:
+def test_a_window_says_which_keys_queries_see() -> None:
     """A query sees itself and four keys before it, of two or four on each rank."""
-    cells = [(WAYS[0], 8, "sees=(1, 0)"), (WAYS[1], 8, "sees=(2, 0)"), (WAYS[1], 16, "sees=(1, 0)"),
-             (WAYS[4], 16, "sees=(1, 0)"), (INNER, 16, "")]  # fmt: skip
+    cells = [(WAYS[0], 8, "sees=(-4, 0, 4)"), (WAYS[1], 8, "sees=(-4, 0, 2)"), (WAYS[1], 16, "sees=(-4, 0, 4)"),
+             (WAYS[4], 16, "sees=(-4, 0, 8)"), (INNER, 16, "sees=(-4, 0, 4)")]  # fmt: skip
     for way, seq, sees in cells:
         own = case(cell := Cell(way, 1, "none", (4, 2), 2, seq, torch.float64, "window", 0.0))
         calls = [line for line in emit(planned(own, cell).graph).splitlines() if "ring=cp" in line]
         assert len(calls) == 2, cell
-        assert all(f", {sees})" in call if sees else "sees" not in call for call in calls), (calls, cell)
+        assert all(f", {sees})" in call for call in calls), (calls, cell)
 
 
 def sent_bytes(own: Case, plan: Plan) -> int:
@@ -191,29 +195,28 @@ def sent_bytes(own: Case, plan: Plan) -> int:
     return sum(message.tensor.nbytes for message in messages if message.op is dist.isend)
 
 
-def test_the_busiest_rank_sends_what_is_predicted() -> None:
-    """Without a band, and under windows of one rank and of two before a rank."""
-    cells = [Cell(WAYS[1], 1, "none", (4, 2), 2, seq, torch.float64, kind, 0.0)
-             for kind, seq in (("even", 16), ("window", 16), ("window", 8))]  # fmt: skip
+def test_every_rank_sends_what_is_predicted() -> None:
+    """Without a band, and under windows that reach one rank and two, of queries that another axis splits too."""
+    cells = [Cell(way, 1, "none", (4, 2), 2, seq, torch.float64, kind, 0.0) for way, kind, seq in
+             ((WAYS[1], "even", 16), (WAYS[1], "window", 16), (WAYS[1], "window", 8), (WAYS[1], "near", 16),
+              (WAYS[4], "window", 16), (INNER, "near", 16))]  # fmt: skip
     cases = [case(cell) for cell in cells]
     plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
     found = run_all([(4, partial(sent_bytes, own, plan)) for own, plan in zip(cases, plans, strict=True)])
-    for cell, plan, by_rank, hops in zip(cells, plans, found, (3, 1, 2), strict=True):
+    for cell, plan, by_rank in zip(cells, plans, found, strict=True):
         steps = Steps(plan.graph, plan.cluster, plan.execution)
         rings = [node for node in plan.graph.nodes if plan.graph.exchanges(node)]
+        for rank, num_bytes in enumerate(by_rank):
+            dry = dry_run(plan.graph, rank, plan.execution)
+            report = DryRunReport(plan, dry)
+            assert not any(" times, the dry run" in own for own in report.findings), (cell, rank)
+            around = [m for m in dry.messages if m.collective == "send"]
+            assert sum(m.num_bytes * dry.messages[m] for m in around) == num_bytes, (cell, rank)
+            assert report.program.messages() == report.messages, (cell, rank)
         messages = program(plan.graph, plan.cluster, plan.execution).messages().items()
-        predicted = sum(n * message.num_bytes for message, n in messages if message.collective == "send")
-        dry = dry_run(plan.graph, 2, plan.execution).messages  # of a rank with others before and after it
-        assert {m: n for m, n in dry.items() if m.collective in ("send", "receive")} == {
-            m: n for m, n in messages if m.collective in ("send", "receive")
-        }, cell
-        reports = [DryRunReport(plan, dry_run(plan.graph, rank, plan.execution)) for rank in range(4)]
-        assert [any(" times, the dry run" in own for own in report.findings) for report in reports] == 4 * [False], cell
-        assert ("ok, at most" in str(reports[0])) == (hops < 3), cell
-        assert "ok, at most" not in str(reports[2]), cell
-        blocks = [sent.block for node in rings for sent in plan.graph.exchanges(node) if isinstance(sent, Rounds)]
-        assert max(by_rank) == predicted == 3 * hops * sum(blocks) > 0, cell
-        assert sum(node_costs(steps)[node.name].communication_bytes for node in rings) == predicted, cell
+        busiest = sum(n * message.num_bytes for message, n in messages if message.collective == "send")
+        assert busiest >= max(by_rank) > 0, cell
+        assert sum(node_costs(steps)[node.name].communication_bytes for node in rings) == busiest, cell
 
 
 def test_a_ring_of_one_rank_is_attention() -> None:

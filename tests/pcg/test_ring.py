@@ -6,10 +6,12 @@ import pickle
 import random
 from itertools import product
 from math import inf
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from shardwright.pcg import slices
 from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import Split, Transfers
@@ -20,7 +22,8 @@ from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.offers import sending
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.ring import Ring, Rounds, seen_around
+from shardwright.pcg.ring import Ring, Rounds, slices_of
+from shardwright.pcg.slices import Sees, Slices
 from shardwright.pcg.text import parse_graph, print_graph
 from tests.lowering.parallelize import parallelize
 
@@ -126,44 +129,83 @@ def test_gradients_travel_where_keys_or_values_have_some() -> None:
 
 
 def test_memory_is_that_of_a_few_blocks_and_of_sums_in_fp32() -> None:
-    (narrow,) = rounds(*ringed(attention(dtype="bfloat16"), Mesh.of(x=4), RING))
-    (wide,) = rounds(*ringed(attention(dtype="float64"), Mesh.of(x=4), RING))
+    (narrow,) = rounds(*ringed(attention(False, dtype="bfloat16"), Mesh.of(x=4), RING))
+    (wide,) = rounds(*ringed(attention(False, dtype="float64"), Mesh.of(x=4), RING))
     assert (narrow.wide, wide.wide, narrow.block * 4) == (2, 1, wide.block)
     assert narrow.held_bytes() == 2 * narrow.block + 3 * narrow.result
     assert wide.held_bytes() == 2 * wide.block + wide.result
     assert wide.held_bytes(backward=True) == 3 * wide.block + 3 * wide.gradient + wide.result
-    (pair,) = rounds(*ringed(attention(dtype="float64"), Mesh.of(x=2), RING))
+    (pair,) = rounds(*ringed(attention(False, dtype="float64"), Mesh.of(x=2), RING))
     assert pair.held_bytes(backward=True) == 3 * pair.block + 2 * pair.gradient + pair.result
     assert narrow.held_bytes(backward=True) == 3 * narrow.block + 4 * narrow.gradient + 3 * narrow.result
 
 
 def test_the_call_names_the_axis() -> None:
-    for causal, call in ((False, "ring=x"), (True, "ring=x, sees=(1, 0)")):
+    for causal, call in ((False, "ring=x"), (True, "ring=x, sees=(-16, 0, 4)")):
         (sent,) = rounds(*ringed(attention(causal), Mesh.of(x=2), RING))
         assert sent.call("x", "") == call
 
 
-def drawn(rng: random.Random) -> tuple[int, int, int, int, Band]:
-    """Devices of a ring, and of another axis that splits queries; queries, keys, and a band, which may be empty."""
-    size, others = rng.choice([2, 3, 4]), rng.choice([1, 2])
+def drawn(rng: random.Random) -> tuple[int, int, int, int, bool, Band]:
+    """Devices of a ring, and of another axis that splits queries; queries, keys, whether striped, and a band."""
+    size, others, keys = rng.choice([2, 3, 4]), rng.choice([1, 2]), rng.randint(1, 9)
     first, last = rng.choice([-inf, rng.randint(-12, 8)]), rng.choice([inf, 0, rng.randint(-8, 12)])
-    return size, others, size * others * rng.randint(1, 5), size * rng.randint(1, 9), Band(first, last)
+    striped = others == 1 and rng.random() < 0.4
+    queries = size * (keys if striped else others * rng.randint(1, 5))
+    return size, others, queries, size * keys, striped, Band(first, last)
 
 
-def test_devices_see_those_that_have_a_key_in_the_band() -> None:
-    """Counted pair by pair. A device of a ring counts as if it had all queries between its first and its last."""
-    rng = random.Random(3)
+def test_slices_are_the_keys_between_the_first_and_the_last_in_the_band() -> None:
+    """Counted key by key, for each place along another axis that splits queries. The band may be empty."""
+    rng, num_cut = random.Random(3), 0
     for number in range(400):
-        size, others, queries, keys, band = drawn(rng)
+        size, others, queries, keys, striped, band = drawn(rng)
         signature = ROWS["sdpa"].signature([(1, 1, queries, 4), (1, 1, keys, 4), (1, 1, keys, 4)], {})
-        inside, part = number % 2 == 0, queries // (size * others)
-        split = (Ring("q", "k"), Split("q")) if inside else (Split("q"), Ring("q", "k"))
+        inside, part, blocks = number % 2 == 0, queries // (size * others), keys // size if striped else 1
+        ring = Ring("q", "k", blocks)
+        split = (ring, Split("q")) if inside else (Split("q"), ring)
         sizes = (size, others) if inside else (others, size)
-        apart = []
-        for own, other in product(range(size), repeat=2):
-            starts = [(own * others + i if inside else i * size + own) * part for i in range(others)]
-            mine, theirs = range(starts[0], starts[-1] + part), range(other * keys // size, (other + 1) * keys // size)
-            apart += [own - other] * any(band.first <= k - q <= band.last for q in mine for k in theirs)
-        seen = max([0, *apart]), max([0, *(-n for n in apart)])
-        expected = None if band == ALL or min(seen) >= size - 1 else seen
-        assert seen_around(band, signature, split, sizes, split.index("q@k")) == expected, (size, others, band)
+        found = slices_of(band, signature, split, sizes, split.index(ring))
+        assert len(found) in (0, others)
+        blocks_of = [range(keys)[i::size] if blocks > 1 else range(keys)[i * keys // size :][: keys // size]
+                     for i in range(size)]  # fmt: skip
+        sent = 0
+        for place in range(others):
+            starts = [(i * others + place if inside else place * size + i) * part for i in range(size)]
+            read = [range(queries)[i::size] if blocks > 1 else range(start, start + part)
+                    for i, start in enumerate(starts)]  # fmt: skip
+            parts = list[int]()
+            for reader, mine in enumerate(read):
+                shown = [[not band.is_empty and mine[0] + band.first <= k <= mine[-1] + band.last for k in own]
+                         for own in blocks_of]  # fmt: skip
+                sent += sum(sum(own) for owner, own in enumerate(shown) if owner != reader)
+                parts.append(sum(map(any, shown)))
+                for owner, own in enumerate(blocks_of if found else ()):
+                    seen = found[place].of(owner, reader)
+                    assert [seen.start <= i < seen.stop for i in range(len(own))] == shown[owner], (number, owner)
+                    assert all(
+                        shown[owner][i] for i, k in enumerate(own) for q in mine if band.first <= k - q <= band.last
+                    )
+            assert not found or found[place].num_parts() == max(parts)
+        num_cut += bool(found)
+        assert bool(found) == (4 * sent <= 3 * others * (size - 1) * keys and band != ALL), (number, band)
+    assert 100 < num_cut < 350
+
+
+def test_pairs_are_those_of_tiles_of_a_few_queries() -> None:
+    """Each query is computed with all keys that any query of its tile can see."""
+    rng = random.Random(4)
+    with mock.patch.object(slices, "TILE_ROWS", 3):
+        for _ in range(100):
+            size, step = rng.choice([(2, 1), (3, 1), (3, 3)])
+            first, length = rng.randint(-9, 3), rng.randint(3, 9)
+            own = Slices(
+                size, Sees(first, first + rng.randint(0, 4), 1 if step > 1 else length), 0, step, length, length
+            )
+            pairs = list[int]()
+            for reader in range(size):
+                mine = [reader * own.sees.apart + step * i for i in range(length)]
+                tiles = [mine[at : at + own.tile_rows] for at in range(0, length, own.tile_rows)]
+                pairs.append(sum(len(tile) for tile in tiles for k in range(size * length)
+                                 if tile[0] + own.sees.first <= k <= tile[-1] + own.sees.last))  # fmt: skip
+            assert own.num_pairs() == max(pairs), own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -20,8 +21,10 @@ from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime.attention import sdpa
 from shardwright.lowering.runtime.partial_attention import plain_backward, plain_forward
 from shardwright.lowering.runtime.ring_places import Tile, tiles
+from shardwright.pcg import slices
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.ring import Rounds
+from shardwright.pcg.slices import Sees, Slices
 from tests.each import RANDOM_CASES
 from tests.lowering.runs import run_all
 
@@ -56,20 +59,24 @@ class Attention(NamedTuple):
             found[i] = found[i].masked_fill(~visible, float("-inf")) if trains else visible
         return found
 
-    def sees(self, world: int) -> tuple[int, int] | None:
-        """How many ranks before and after its own a rank sees keys of, counted in the mask; None: without a band."""
+    def sees(self, world: int) -> Sees | None:
+        """What a ring is told of the band; None: there is none."""
         if self.band is None:
             return None
-        mask = torch.ones(self.shapes[0][-2], self.shapes[1][-2], dtype=torch.bool)
         first, last = self.band
-        by_ranks = mask.tril(min(last, 0) if self.causal else last).triu(first)
-        apart = [
-            own - other
-            for own, rows in enumerate(by_ranks.chunk(world, -2))
-            for other, pairs in enumerate(rows.chunk(world, -1))
-            if pairs.any()
-        ]
-        return max([0, *apart]), max([0, *(-n for n in apart)])
+        return Sees(first, min(last, 0) if self.causal else last, 1 if self.striped else self.shapes[0][-2] // world)
+
+    def seen_by_rank(self, world: int) -> list[list[int]]:
+        """How many keys of each rank the queries of each other rank see, counted in the mask."""
+        assert self.band is not None
+        first, last = self.band
+        mask = torch.ones(self.shapes[0][-2], self.shapes[1][-2]).tril(last).triu(first)
+        queries, keys = (
+            [part(x.unsqueeze(-1), world, rank, striped=self.striped)[:, 0] for rank in range(world)]
+            for x in map(torch.arange, mask.shape)
+        )
+        return [[0 if i == j else int(mask[queries[j]][:, keys[i]].any(0).sum()) for j in range(world)]
+                for i in range(world)]  # fmt: skip
 
 
 def drawn(rng: random.Random, world: int) -> Attention:
@@ -95,11 +102,11 @@ def drawn(rng: random.Random, world: int) -> Attention:
     )  # fmt: skip
 
 
-def part(x: Tensor, axis: Axis, *, striped: bool) -> Tensor:
+def part(x: Tensor, size: int, rank: int, *, striped: bool) -> Tensor:
     """What a rank has of a sequence; a mask may have one row for all queries."""
     if x.shape[-2] == 1:
         return x
-    return x[..., axis.rank :: axis.size, :] if striped else x.chunk(axis.size, -2)[axis.rank]
+    return x[..., rank::size, :] if striped else x.chunk(size, -2)[rank]
 
 
 def put_together(parts: Sequence[Tensor], *, striped: bool) -> Tensor:
@@ -108,7 +115,7 @@ def put_together(parts: Sequence[Tensor], *, striped: bool) -> Tensor:
 
 def result_of(case: Attention, inputs: Sequence[Tensor], axis: Axis | None = None) -> list[Tensor | None]:
     """The result and the gradients; with an axis, of its rank's parts, each returned alone."""
-    cut = [x if axis is None else part(x, axis, striped=case.striped) for x in inputs]
+    cut = [x if axis is None else part(x, axis.size, axis.rank, striped=case.striped) for x in inputs]
     leaves = [x.clone().requires_grad_(trains) for x, trains in zip(cut, case.trained, strict=True)]
     start = None if axis is None else axis.rank * (1 if case.striped else leaves[0].shape[-2])
     step, sees = axis.size if axis and case.striped else 1, None if axis is None else case.sees(axis.size)
@@ -117,7 +124,7 @@ def result_of(case: Attention, inputs: Sequence[Tensor], axis: Axis | None = Non
     if axis is not None:
         whole = (*y.shape[:-2], axis.size * y.shape[-2], y.shape[-1])
         slopes = torch.sin(torch.arange(prod(whole), dtype=torch.float64)).view(whole)
-        slopes = part(slopes, axis, striped=case.striped)
+        slopes = part(slopes, axis.size, axis.rank, striped=case.striped)
     assert slopes is not None
     y.backward(slopes.to(y.dtype))
     return [y.detach(), *(x.grad for x in leaves)]
@@ -152,22 +159,24 @@ def test_it_is_attention_of_one_process() -> None:
     )
 
 
-def in_a_band(rng: random.Random, world: int) -> Attention:
-    """Attention in which ranks see keys of some others only, by a mask or as it is causal."""
-    keys, causal, masked = world * rng.randint(2, 5), rng.random() < 0.4, rng.random() < 0.8
+def in_a_band(rng: random.Random, world: int, most: int = 5) -> Attention:
+    """Attention in which queries see keys before and after them by a band, by a mask or as it is causal."""
+    keys, causal, masked = world * rng.randint(2, most), rng.random() < 0.4, rng.random() < 0.8
     causal |= not masked
-    first = -keys if not masked else rng.choice([-keys, -rng.randint(0, keys), rng.randint(-3, 3)])
-    last = 0 if not masked else rng.choice([0, 0, rng.randint(-2, 3), keys])
-    queries, trained = keys if rng.random() < 0.7 else world * rng.randint(1, 5), rng.random() < 0.5
+    queries, trained = keys if rng.random() < 0.7 else world * rng.randint(1, most), rng.random() < 0.5
+    first = -queries if not masked else rng.choice([-queries, -rng.randint(0, keys), rng.randint(-3, 3)])
+    last = 0 if not masked else rng.choice([0, 0, rng.randint(-2, 3), rng.randint(0, keys), keys])
     return Attention(
-        ((2, 4, queries, 8), (2, 2, keys, 8), (2, 2, keys, 8), *[(queries, keys)] * masked), causal, None,
-        rng.choice([torch.float64, torch.float64, torch.float32]), (True, True, True, *[trained] * masked),
-        seen=rng.choice([0.5, 1.0]), band=(first, last),
+        ((2, 4, queries, 8), (2, 2, keys, 8), (2, 2, keys, rng.choice([8, 6])), *[(queries, keys)] * masked), causal,
+        None, rng.choice([torch.float64, torch.float64, torch.float32, torch.bfloat16]),
+        (*rng.choice([(True, True, True), (True, True, True), (True, False, False), (False, True, False)]),
+         *[trained] * masked),
+        striped=queries == keys and rng.random() < 0.3, seen=rng.choice([0.5, 1.0]), band=(first, last),
     )  # fmt: skip
 
 
 def test_ranks_that_see_few_others_compute_and_send_no_more() -> None:
-    """Also where a query sees no key at all, where gradients end on their way, and of unlike numbers of queries."""
+    """Also where a query sees no key at all, where slices are empty, and of unlike numbers of queries."""
     rng, number = random.Random(7), RANDOM_CASES or 16
     worlds = (2, 3, 4, 4)
     assert_as_one_process(
@@ -175,45 +184,49 @@ def test_ranks_that_see_few_others_compute_and_send_no_more() -> None:
     )
 
 
-SENT = [
-    ((-16, 16), (3, 3, 3, 3), (6, 6, 6, 6), (3, 6)),
-    ((-16, 0), (1, 2, 3, 0), (1, 3, 5, 3), (3, 6)),
-    ((-5, 0), (1, 2, 2, 0), (1, 3, 4, 2), (2, 4)),
-    ((-4, 0), (1, 1, 1, 0), (1, 2, 2, 1), (1, 2)),
-    ((0, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0)),
-]
-"""A band of 16 queries and keys on 4 ranks, how many messages each rank sends forward, and backward, and the price.
-
-A price counts the busiest rank of each round. Where all ranks see all before them, it is another one in some rounds.
-"""
+def test_rows_under_a_band_are_cut_into_tiles() -> None:
+    """Tiles of a few queries, of which the kernels see the keys of these alone."""
+    rng = random.Random(8)
+    with mock.patch.object(slices, "TILE_ROWS", 3):
+        assert_as_one_process([(2, in_a_band(rng, 2, most=12)) for _ in range(RANDOM_CASES or 6)])
 
 
-def sent_by(case: Attention) -> tuple[int, int]:
+BANDS = ((-16, 16), (-16, 0), (-5, 0), (-4, 0), (-3, 2), (0, 0), (2, 3), (1, 12))
+"""Of 16 queries and keys on 4 ranks."""
+
+
+def sent_by(case: Attention) -> tuple[list[int], list[int]]:
+    """The numbers that a rank sends in each message, forward and backward."""
     axis = Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
-    leaves = [part(x, axis, striped=False).requires_grad_(x.is_floating_point()) for x in case.inputs()]
-    numbers = list[int]()
+    leaves = [part(x, axis.size, axis.rank, striped=False).requires_grad_(x.is_floating_point()) for x in case.inputs()]
+    found = list[list[int]]()
     with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as batches:
-        y = sdpa(False, None, None, *leaves, ring=axis, sees=case.sees(axis.size))
+        y = sdpa(False, None, axis.rank * 4, *leaves, ring=axis, sees=case.sees(axis.size))
         for run in (lambda: None, lambda: y.sum().backward()):
             run()
-            numbers.append(sum(p.op is dist.isend for call in batches.call_args_list for p in call.args[0]))
+            sent = (p.tensor.numel() for call in batches.call_args_list for p in call.args[0] if p.op is dist.isend)
+            found.append(sorted(sent))
             batches.reset_mock()
-    return numbers[0], numbers[1]
+    return found[0], found[1]
 
 
-def priced(case: Attention, size: int) -> tuple[int, int]:
-    """How many messages a price counts, forward and backward."""
-    sent = Rounds(axis=0, size=size, block=1, gradient=1, result=0, wide=1, sees=case.sees(size))
-    forward, backward = (len(sent.sent(backward=backward).listed) for backward in (False, True))
-    return forward, backward
-
-
-def test_keys_and_gradients_go_as_far_as_they_are_seen() -> None:
+def test_slices_and_their_gradients_go_where_they_are_seen_and_no_further() -> None:
+    """A key and its value are 16 numbers. Prices know the messages of each rank."""
     shapes = ((1, 1, 16, 8),) * 3 + ((16, 16),)
-    cases = [Attention(shapes, False, None, torch.float64, (True, True, True, False), band=b) for b, *_ in SENT]
-    jobs = [(4, lambda case=case: sent_by(case)) for case in cases]
-    runs = zip(cases, run_all(jobs), strict=True)
-    assert [(own.band, *zip(*by_rank, strict=True), priced(own, 4)) for own, by_rank in runs] == SENT
+    cases = [Attention(shapes, False, None, torch.float64, (True, True, True, False), band=band) for band in BANDS]
+    for case, by_rank in zip(cases, run_all([(4, partial(sent_by, case)) for case in cases]), strict=True):
+        seen, sees = np.array(case.seen_by_rank(4)), case.sees(4)
+        assert sees is not None
+        priced = Rounds(0, 4, 4 * 16, 4 * 16, 0, 1, (Slices(4, sees, 0, 1, 4, 4),))
+        for rank, (forward, backward) in enumerate(by_rank):
+            keys, gradients = (sorted(16 * int(n) for n in numbers if n) for numbers in (seen[rank], seen[:, rank]))
+            assert (forward, backward) == (keys, sorted(keys + gradients)), (case.band, rank)
+            for expected, back in ((forward, False), (backward, True)):
+                pairs = priced.messages((rank,), backward=back).listed
+                assert sorted(sent for sent, _ in pairs if sent) == expected, (case.band, rank)
+        for back in (False, True):
+            ranks = [[sent for sent, _ in priced.messages((rank,), backward=back).listed] for rank in range(4)]
+            assert [num // 4 for num in priced.sent(backward=back).listed] == np.array(ranks).max(0).tolist(), case.band
 
 
 def kept_beside(dtype: torch.dtype) -> int:
