@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed import _state_dict_utils as state_dict_utils
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement
@@ -158,15 +159,19 @@ def reduced(placement: Partial, value: Tensor, mesh: DeviceMesh, axis: int) -> T
     return wait(placement._reduce_value(value, mesh, axis))
 
 
+_UNSCALE = GradScaler._unscale_grads_
+
+
 def find_overflows_together() -> None:
-    """Make all ranks of a mesh share the overflows that `torch.amp.GradScaler` finds in gradients that are DTensors.
+    """Make all ranks of a module share the overflows that `torch.amp.GradScaler` finds in gradients that are DTensors.
 
     A scaler skips the update, and lowers its scale, if a gradient is not finite. torch's own rule for DTensors asks
     other ranks only along the axes on which the *first* gradient is sharded. So a rank could skip alone if another
     gradient is sharded on other axes, or if copies of a replicated gradient differ: a kernel may overflow on one device
-    only.
+    only. Torch searches once for each dtype. Stages may have other dtypes, so the outcome of all searches is shared.
     """
-    on_dtensors("_amp_foreach_non_finite_check_and_unscale_", _unscale_together)
+    on_dtensors("_amp_foreach_non_finite_check_and_unscale_", _unscale_parts)
+    GradScaler._unscale_grads_ = _unscale_together
 
 
 _BESIDE: WeakValueDictionary[DeviceMesh, dist.ProcessGroup] = WeakValueDictionary()
@@ -176,18 +181,31 @@ _BESIDE: WeakValueDictionary[DeviceMesh, dist.ProcessGroup] = WeakValueDictionar
 def tell_overflows_beside(device_mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
     """Share the overflows in gradients on this mesh with the ranks of this group, too, and so with their meshes.
 
-    All these ranks must search for overflows equally often.
+    All these ranks must unscale equally often.
     """
     _BESIDE[device_mesh] = group
 
 
-def _unscale_together(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _unscale_parts(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Unscale this rank's parts. Complex numbers, which the operator does not take, are pairs of real ones."""
     gradients, found_inf, inverse_scale = args
-    op([unwrap(gradient) for gradient in gradients], found_inf, inverse_scale, **kwargs)
-    mesh = gradients[0].device_mesh
-    beside = _BESIDE.get(mesh)
-    for group in (*mesh.get_all_groups(), *([] if beside is None else [beside])):
-        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group)
+    parts = (unwrap(gradient) for gradient in gradients)
+    op([torch.view_as_real(x) if x.is_complex() else x for x in parts], found_inf, inverse_scale, **kwargs)
+
+
+def _unscale_together(
+    self: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+) -> dict[torch.device, Tensor]:
+    found = _UNSCALE(self, optimizer, *args, **kwargs)
+    owned = (p for group in optimizer.param_groups for p in group["params"] if isinstance(p, DTensor))
+    for mesh in {id(p.device_mesh): p.device_mesh for p in owned if is_ours(p.device_mesh)}.values():
+        device = torch.device(mesh.device_type)
+        flag = torch.stack([torch.zeros((), device=device), *(x.to(device).view(()) for x in found.values())]).amax()
+        beside = _BESIDE.get(mesh)
+        for group in (*mesh.get_all_groups(), *([] if beside is None else [beside])):
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group)
+        found[device] = flag
+    return found
 
 
 # ---- tools ----

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 import shardwright as sw
+from shardwright.lowering.private import unwrap
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.store.files import read_part
 from shardwright.lowering.store.opening import open_files
@@ -99,6 +101,40 @@ def narrow(model: nn.Module) -> nn.Module:
         for name, p in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(p.detach().to(torch.cfloat if p.is_complex() else torch.float32)))
     return model
+
+
+def test_gradients_are_scaled() -> None:
+    """Of two stages, one alone has complex weights, and torch's scaler searches them by themselves."""
+    model, batch = turning(counts=False)
+    narrow(model).get_submodule("turned").register_buffer("mean", torch.ones(4, dtype=torch.cfloat))
+    batch = {key: value.float() for key, value in batch.items()}
+    alone = copy.deepcopy(model)
+    step(alone, optimizer_of(alone), batch)
+
+    def run() -> dict[str, list[tuple[float, dict[str, Tensor]]]]:
+        results = dict[str, list[tuple[float, dict[str, Tensor]]]]()
+        for name in ("zero", "stages"):
+            parallel = sw.compile(copy.deepcopy(model), sw.Cluster.local(2), kwargs=batch, **FOREIGN[name])
+            optimizer, results[name] = optimizer_of(parallel), []
+            parallel.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            for overflows in (False, True):
+                parallel.forward_backward(**batch)
+                gradient = dict(parallel.named_parameters())["turned.weight"].grad if dist.get_rank() == 0 else None
+                if overflows and gradient is not None:
+                    torch.view_as_real(unwrap(gradient)).view(-1)[-1] = float("inf")
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                state = {key: whole(value).detach().clone() for key, value in parallel.state_dict().items()}
+                results[name].append((scaler.get_scale(), state))
+        return results
+
+    one, other = run_ranks(run, 2, 60.0)
+    for name in one:
+        assert [scale for scale, _ in one[name]] == [scale for scale, _ in other[name]] == [1024.0, 512.0]
+        for (_, first), (_, second) in zip(one[name], other[name], strict=True):  # the second step is left out
+            for key, value in alone.state_dict().items():
+                torch.testing.assert_close({**first, **second}[key], value, rtol=1e-5, atol=1e-6, msg=f"{name}, {key}")
 
 
 def test_exports(tmp_path: Path) -> None:
