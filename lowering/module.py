@@ -149,10 +149,11 @@ class ParallelModule(Fixed):
         refuse_own_hooks(self)
         return self._for(batch).forward_backward(batch, self.scaler)
 
-    def evaluate(self, *, metrics: Any = None, **batch: Any) -> Any:  # noqa: ANN401 - `**batch` may be typed; results
+    def evaluate(self, *, metrics: Any = None, gather: bool = False, **batch: Any) -> Any:  # noqa: ANN401 - `**batch` may be typed; results
         """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
 
         A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank, in all stages.
+        With `gather`, all tensors are whole on every rank, under any plan. Every rank calls it.
         Labels may be left out where the model does without. Other values than tensors are those given to `compile`, or
         those passed. With `metrics`, returns what it makes of results row by row, whole (`runtime.measures`).
 
@@ -167,7 +168,7 @@ class ParallelModule(Fixed):
             self.maker.for_evaluation(self, batch)
             entry = self._evaluations.find(batch)
         assert entry is not None
-        return measured(metrics, entry.results(batch), batch, entry.ranks)
+        return measured(metrics, entry.results(batch, gather=gather), batch, entry.ranks)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,20 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
 
     Launchers other than torchrun get its variables set, as torch and other libraries read them (`pcg.launcher`).
     """
+    _leave_at_exit()
     if not dist.is_initialized():
         _initialise(timeout_s)
     rollcall.listen()
 
 
+@cache
+def _leave_at_exit() -> None:
+    """Have `leave` called as Python ends, whoever made the process group: it would abort the process there."""
+    atexit.register(leave)
+
+
 def _initialise(timeout_s: float) -> None:
     launch, timeout = find_launch(), timedelta(seconds=timeout_s)
-    atexit.register(leave)
     if launch is None or (launch.world == 1 and launch.launcher != "torchrun"):
         dist.init_process_group("gloo", store=private.HashStore(), rank=0, world_size=1, timeout=timeout)
         return

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed.tensor import DTensor
 
 from shardwright.lowering import private
 from shardwright.lowering.private import AutogradContext
@@ -147,8 +148,11 @@ class Entry:
 
     # ---- steps ----
 
-    def results(self, batch: Mapping[str, Any]) -> object:
-        """Return what the model returns for a batch. Tensors of which a rank has some rows are DTensors."""
+    def results(self, batch: Mapping[str, Any], *, gather: bool = False) -> object:
+        """Return what the model returns for a batch. Tensors of which a rank has some rows are DTensors, or gathered.
+
+        Every rank gathers.
+        """
         assert self._returned is not None, "the program of a step gives its loss"
         with torch.inference_mode(False), torch.no_grad():
             (local,) = self._take(batch)
@@ -159,7 +163,11 @@ class Entry:
                 outputs = self._in_stages(self.pipeline, [local], None)
             types = {key: self.graph.types[name].layouts for key, name in self.graph.outputs}
             keys = [result_key(i) for i in range(self._returned.size)]
-            return self._returned.filled([with_others(outputs[k], types[k], self.ranks) for k in keys])
+            values = [with_others(outputs[k], types[k], self.ranks) for k in keys]
+            if gather:
+                with waiting("the gathering of results", self.ranks.timeout_s):
+                    values = [x.full_tensor() if isinstance(x, DTensor) else x for x in values]
+            return self._returned.filled(values)
 
     def loss(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the loss, with a backward, of a batch of global tensors or of this rank's own shards of them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import accelerate
@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardwright.exporting import export
 from shardwright.integrations.states import load_state, save_state
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.waits import waiting
+from shardwright.lowering.store.moments import check_parameters
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.saving import Stateful
 
@@ -68,6 +70,14 @@ class Accelerator(accelerate.Accelerator):
         """False: nothing is left to wrap, to share out or to gather."""
         return False
 
+    def prepare(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - what it is given
+        """Prepare objects as accelerate does. Raises `CheckpointError` for an optimizer of other parameters."""
+        prepared = super().prepare(*args, **options)
+        if self.parallel is not None:
+            for optimizer in self._optimizers:
+                check_parameters(self.parallel, optimizer)
+        return prepared
+
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
@@ -105,8 +115,19 @@ class Accelerator(accelerate.Accelerator):
     def check_trigger(self) -> bool:
         """Return whether any rank has set the trigger. Every rank calls it, and all get the same answer."""
         own = self.flag_tensor if self.flag_tensor is not None else torch.tensor(0, device=self.device)
-        self.flag_tensor = accelerate.utils.reduce(own, "sum")
+        with self._waiting("check_trigger"):
+            self.flag_tensor = accelerate.utils.reduce(own, "sum")
         return super().check_trigger()
+
+    def wait_for_everyone(self) -> None:
+        """Wait for all ranks. Raises `DistributedError` that names those that do not come."""
+        with self._waiting("wait_for_everyone"):
+            super().wait_for_everyone()
+
+    def _waiting(self, phase: str) -> AbstractContextManager[None]:
+        parallel = self.parallel
+        limit_s = parallel.ranks.timeout_s if parallel is not None and parallel.entries else None
+        return waiting(f"Accelerator.{phase}", limit_s)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:  # noqa: ANN401
         """Clip the gradients of the whole compiled model, over all stages; return their norm before.

@@ -22,6 +22,7 @@ from shardwright.integrations.states import Kept, load_state, save_state
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import default_device
 from shardwright.lowering.ranks.waits import waiting
+from shardwright.lowering.store.moments import check_parameters
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.ranks import from_rank_0
 
@@ -81,6 +82,11 @@ class ShardwrightStrategy(SingleDeviceStrategy):
                      trainer.predict_loop):  # fmt: skip
             loop._module_mode = _Mode(parallel)
         super().setup(trainer)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            check_parameters(self.parallel, optimizer)
 
     # ---- ranks ----
 

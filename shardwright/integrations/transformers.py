@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,19 +12,19 @@ from typing import Any, cast
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 from transformers import TrainingArguments
-from transformers.trainer_utils import seed_worker
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.trainer_utils import seed_worker, unwrap_peft_model
 
 from shardwright.exporting import export
 from shardwright.integrations.accelerate import Accelerator, refuse
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.states import set_states, states_of
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.errors import BatchError, CheckpointError
 from shardwright.saving import load, save
 
-_OF_THE_PLAN = "compile decides it"
+_NUM_ITEMS = "num_items_in_batch"
 _REFUSED = {
     "bf16": "compile(precision='amp_bf16') makes it part of the plan",
     "fp16": "compile(precision='amp_bf16') makes it part of the plan",
@@ -38,6 +39,8 @@ _REFUSED = {
     "fsdp": "the plan says how ranks share the work",
     "deepspeed": "the plan says how ranks share the work",
     "parallelism_config": "the plan says how ranks share the work",
+    "enable_jit_checkpoint": "ranks would save at unlike steps; let a callback ask shardwright.StopSignals",
+    "debug": "it hooks the model's modules, which are not called any more",
     "push_to_hub": "push the folder that save_model writes",
 }
 """Arguments of `TrainingArguments` that the adapter does not carry over, and what to do."""
@@ -75,11 +78,10 @@ class Trainer(transformers.Trainer):
         self._check_batch()
 
     def _check_batch(self) -> None:
-        if not hasattr(self.parallel, "ranks"):
-            return
         own = self.args.train_batch_size
-        for name, shape in next(iter(self.parallel.entries)).batch.shapes.items():
-            if shape[:1] != (own,):
+        shapes = next((entry.batch.shapes for entry in self.parallel.entries), {})
+        for name, shape in shapes.items():
+            if shape[:1] not in ((), (own,)):
                 raise BatchError(
                     f"Trainer: per_device_train_batch_size={own}, and the model was compiled with {name} "
                     f"{list(shape)}; all ranks together are one device here, so make them equal"
@@ -108,6 +110,11 @@ class Trainer(transformers.Trainer):
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         return self._train_batch_size * args.gradient_accumulation_steps
 
+    def store_flos(self) -> None:
+        """Count the operations of all ranks together, as each of them counts those of the whole batch."""
+        self.state.total_flos += self.current_flos
+        self.current_flos = 0
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         return super().create_optimizer(self.parallel)
 
@@ -116,6 +123,22 @@ class Trainer(transformers.Trainer):
 
     # ---- steps ----
 
+    def train(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as in the base
+        with self._waiting("Trainer.train"):
+            return super().train(*args, **options)
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        with self._waiting("Trainer.evaluate"):
+            return super().evaluate(*args, **options)
+
+    def predict(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as in the base
+        with self._waiting("Trainer.predict"):
+            return super().predict(*args, **options)
+
+    def _waiting(self, phase: str) -> AbstractContextManager[None]:
+        """Name the missing ranks also where it is transformers that waits for all."""
+        return waiting(phase, self.parallel.ranks.timeout_s if self.parallel.entries else None)
+
     def compute_loss(
         self,
         model: Any,  # noqa: ANN401 - the compiled model, or what gives whole results
@@ -123,22 +146,37 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401
-        if return_outputs:
-            results = model(**inputs)
-            return results["loss"] if isinstance(results, Mapping) else results[0], results
-        loss = model(**inputs)
-        own = self._get_num_items_in_batch([inputs], self.args.device)
-        if own is None or num_items_in_batch is None:
-            return loss
-        share = torch.as_tensor(own / num_items_in_batch, device=loss.device)
-        return (loss * share).where(share > 0, 0.0)  # the mean over no targets is NaN
+        passed = self._with_items(inputs, num_items_in_batch)
+        results = model(**passed)
+        loss = results if isinstance(results, Tensor) else results["loss" if isinstance(results, Mapping) else 0]
+        if passed is inputs and num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            share = torch.as_tensor(self._num_targets(inputs) / num_items_in_batch, device=loss.device)
+            loss = (loss * share).where(share > 0, 0.0)  # the mean over no targets is NaN
+        return (loss, results) if return_outputs else loss
+
+    def _with_items(self, inputs: dict[str, Any], num_items: Tensor | int | None) -> dict[str, Any]:
+        """Add the number of targets that a step sums over, where the compiled batch has it."""
+        dtypes = next((entry.batch.dtypes for entry in self.parallel.entries), {})
+        if num_items is None or _NUM_ITEMS not in dtypes:
+            return inputs
+        return {**inputs, _NUM_ITEMS: torch.as_tensor(num_items, dtype=dtypes[_NUM_ITEMS], device=self.args.device)}
+
+    def _num_targets(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return how many labels the model's loss is the mean over: a causal one drops the first of each row."""
+        model = unwrap_peft_model(self.model)
+        decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        shifts = getattr(model, "loss_function", None) is ForCausalLMLoss and not decodes
+        labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., int(shifts) :]
+        return labels.ne(-100).sum()
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
         if prediction_loss_only:
+            rows = self._prepare_inputs(inputs)
+            num_items = self._get_num_items_in_batch([rows], self.args.device)
             with torch.no_grad():
-                return self.parallel(**self._prepare_inputs(inputs)), None, None
+                return self.compute_loss(self.parallel, rows, num_items_in_batch=num_items), None, None
         config: Any = getattr(self.model, "config", None)
         ignored = getattr(config, "keys_to_ignore_at_inference", []) if ignore_keys is None else ignore_keys
         results = partial(self._results, {"loss", *ignored})
@@ -147,8 +185,7 @@ class Trainer(transformers.Trainer):
     def _results(self, ignored: set[str], /, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
         """Return the model's results with whole tensors, or its loss and what `preprocess_logits_for_metrics` keeps."""
         if self._by_row is None:
-            whole = self.parallel.evaluate(**batch)
-            return tree_map_only(DTensor, lambda x: x.full_tensor(), whole)
+            return self.parallel.evaluate(**batch, gather=True)
         loss = list[Any]()
 
         def kept(result: Any, rows: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
@@ -113,10 +113,10 @@ def of_one_process(model: nn.Module) -> Callable[..., Any]:
 
 
 def trained_and_evaluated(model: nn.Module, parallel: nn.Module | None = None) -> list[Any]:
-    """After a step, and again after another one."""
+    """After a step, and again after another one, of which evaluation gathers the results."""
     found, calls = list[Any](), parallel or model
     optimizer = torch.optim.SGD(calls.parameters(), lr=0.1)
-    for _ in range(2):
+    for gather in (False, True):
         optimizer.zero_grad()
         if parallel is None:
             model.train()(**batch_of(8, 6))["loss"].backward()
@@ -128,7 +128,9 @@ def trained_and_evaluated(model: nn.Module, parallel: nn.Module | None = None) -
             with torch.no_grad():
                 found += [gathered(model(**batch)) for batch in batches()]
         else:
-            found += [gathered(parallel.evaluate(**batch)) for batch in batches()]  # pyright: ignore[reportCallIssue]
+            results = [parallel.evaluate(**batch, gather=gather) for batch in batches()]  # pyright: ignore[reportCallIssue]
+            assert not gather or not any(isinstance(x, DTensor) for x in tree_leaves(results))
+            found += [gathered(result) for result in results]
     return found
 
 

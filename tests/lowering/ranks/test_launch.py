@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from shardwright.lowering.ranks import launch
 from shardwright.lowering.ranks.groups import columns
 from shardwright.lowering.ranks.launch import connect, join, leave, run_ranks
 from shardwright.pcg.errors import DistributedError, PlanError
@@ -179,6 +182,24 @@ def test_groups_that_were_left_have_no_threads() -> None:
     for before, after in run_ranks(rank, 4, 30):
         assert before.count("pt_gloo_runloop") == 8
         assert "pt_gloo_runloop" not in after
+
+
+def test_groups_of_others_are_left_as_python_ends() -> None:
+    """Frameworks make the process group before `compile` does, and do not destroy it."""
+
+    def rank() -> list[str]:
+        handlers = list[Callable[[], object]]()
+        launch._leave_at_exit.cache_clear()
+        atexit.register = handlers.append
+        join(30)
+        join(30)
+        for handler in handlers:
+            handler()
+        return [handler.__name__ for handler in handlers] + _threads()
+
+    for names in run_ranks(rank, 2, 30):
+        assert names.count("leave") == 1
+        assert "pt_gloo_runloop" not in names
 
 
 def _threads() -> list[str]:

@@ -15,8 +15,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import shardwright as sw
 from shardwright.integrations.accelerate import Accelerator
-from shardwright.pcg.errors import ShardwrightError
-from tests.each import in_whole_grids
+from shardwright.pcg.errors import CheckpointError, DistributedError, ShardwrightError
+from tests.each import each, in_whole_grids
 from tests.shardwright.integrations.loops import VOCAB, collated, example_batch, examples, launched, model_of
 
 ROWS = 4
@@ -82,6 +82,8 @@ def together(folder: Path, plan: str, begin: int, epochs: int) -> Found:
     if plan == "stages":
         accelerator.save_model(parallel, folder / "weights")
         parallel(**example_batch(ROWS)).backward()
+        with pytest.raises(CheckpointError, match="a parameter that is none of the compiled model's"):
+            Accelerator(cpu=True).prepare(parallel, torch.optim.SGD(model.parameters(), 0.1))
         for call in (lambda: accelerator.prepare(nn.Linear(2, 2)), lambda: accelerator.get_state_dict(parallel),
                      lambda: accelerator.clip_grad_norm_(list(parallel.parameters())[1:], 1.0),
                      lambda: accelerator.register_save_state_pre_hook(print),
@@ -107,6 +109,19 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
         assert first["words"] + second["words"] == expected["words"]
         torch.testing.assert_close(second["accuracy"], expected["accuracy"])
     assert list((tmp_path / "two" / "weights").glob("*.safetensors"))
+
+
+@each("name", ["wait_for_everyone", "check_trigger"])
+def test_waits_name_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    accelerator = object.__new__(Accelerator)
+    accelerator.flag_tensor = torch.tensor(0)
+    monkeypatch.setattr(accelerate.Accelerator, "wait_for_everyone", lost)
+    monkeypatch.setattr(accelerate.utils, "reduce", lost)
+    with pytest.raises(DistributedError, match=rf"a collective failed in Accelerator\.{name}"):
+        getattr(accelerator, name)()
 
 
 def test_what_the_plan_decides_is_refused() -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import shardwright as sw
 from shardwright.integrations.lightning import ShardwrightStrategy
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import CheckpointError, ShardwrightError
 from tests.shardwright.integrations.loops import collated, example_batch, examples, launched, model_of
 
 ROWS = 4
@@ -82,12 +82,26 @@ def together(folder: Path, plan: str, epochs: int, resume: Path | None = None) -
     return fitted(parallel, folder, epochs, resume, accelerator="cpu", strategy=ShardwrightStrategy())
 
 
+def stranger() -> None:
+    """Train with an optimizer of the model that was compiled."""
+    model = model_of(0.0)
+    parallel = sw.compile(model, sw.Cluster.local(2), kwargs=example_batch(ROWS), timeout_s=60, check_capture="never",
+                          **PLANS["zero"])  # fmt: skip
+    module, loader = Lit(parallel), DataLoader(cast("Dataset[Any]", examples(4)), batch_size=ROWS, collate_fn=collated)
+    module.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), 0.1)
+    trainer = pl.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu",
+                         strategy=ShardwrightStrategy())  # fmt: skip
+    trainer.fit(module, loader, loader)
+
+
 def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     def body() -> Any:
         first = together(tmp_path / "two", "stages", 1)
         second = together(tmp_path / "two", "zero", 2, tmp_path / "two" / "epoch=0.ckpt")
         with pytest.raises(ShardwrightError, match="Lit has 0 compiled models"):
             fitted(model_of(), tmp_path / "plain", 1, accelerator="cpu", strategy=ShardwrightStrategy())
+        with pytest.raises(CheckpointError, match="a parameter that is none of the compiled model's"):
+            stranger()
         return first, second
 
     (expected,) = launched(lambda: fitted(model_of(0.0), tmp_path / "one", 2, accelerator="cpu", devices=1), 1)

@@ -11,16 +11,17 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import GPT2LMHeadModel, TrainingArguments
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 import shardwright as sw
 from shardwright.integrations.transformers import Trainer
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.errors import CheckpointError, ShardwrightError
+from shardwright.pcg.errors import CheckpointError, DistributedError, ShardwrightError
 from tests.each import each, in_whole_grids
-from tests.shardwright.integrations.loops import example_batch, examples, launched, model_of
+from tests.shardwright.integrations.loops import collated, example_batch, examples, launched, model_of
 
 ROWS = 4
-SHOWN = ("step", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_right")
+SHOWN = ("step", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_right", "total_flos")
 PLANS: dict[str, dict[str, Any]] = {
     "zero": {"mesh": {"x": 2}, "roles": "zero"},
     "tensor": {"mesh": {"x": 2}, "roles": "tensor"},
@@ -54,6 +55,11 @@ def options() -> dict[str, Any]:
             "preprocess_logits_for_metrics": predicted}  # fmt: skip
 
 
+def counted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the number of labels, by which transformers divides the sum of losses of this model, first ones too."""
+    return {**batch, "num_items_in_batch": batch["labels"].ne(-100).sum()}
+
+
 def history(trainer: transformers.Trainer, resume: Path | None = None) -> list[dict[str, float]]:
     """What was logged, and the best model's loss, which the end of training has loaded."""
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
@@ -62,11 +68,13 @@ def history(trainer: transformers.Trainer, resume: Path | None = None) -> list[d
     return [*found, {"best": trainer.evaluate()["eval_loss"]}]
 
 
-def trainer_of(folder: Path, plan: str) -> Trainer:
-    model = model_of()
-    parallel = sw.compile(model, sw.Cluster.local(2), kwargs=example_batch(ROWS), timeout_s=60, check_capture="never",
-                          **PLANS[plan])  # fmt: skip
-    return Trainer(model, arguments(folder), parallel, **options())
+def trainer_of(folder: Path, plan: str, *, items: bool = False, stranger: bool = False) -> Trainer:
+    """`items`: the model is compiled with the number of targets; `stranger`: with an optimizer of the model."""
+    model, batch = model_of(), example_batch(ROWS)
+    batch |= {"num_items_in_batch": torch.tensor(1)} if items else {}
+    parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch, timeout_s=60, check_capture="never", **PLANS[plan])
+    others = {"optimizers": (torch.optim.SGD(model.parameters(), 0.1), None)} if stranger else {}
+    return Trainer(model, arguments(folder), parallel, **options(), **others)
 
 
 def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: Path) -> None:
@@ -75,10 +83,12 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
 
     def body() -> tuple[Any, ...]:
         whole = history(trainer_of(tmp_path / "two", "zero"))
-        resumed = history(trainer_of(tmp_path / "again", "tensor"), tmp_path / "two" / "checkpoint-4")
+        resumed = history(trainer_of(tmp_path / "again", "tensor", items=True), tmp_path / "two" / "checkpoint-4")
         third = trainer_of(tmp_path / "again", "zero")
         with pytest.raises(CheckpointError, match="it has no run of shardwright"):
             history(third, tmp_path / "one" / "checkpoint-4")
+        with pytest.raises(CheckpointError, match=r"a parameter that is none of the compiled model's; make it of par"):
+            trainer_of(tmp_path / "stranger", "zero", stranger=True).train()
         unlabelled: list[Any] = [{"input_ids": row["input_ids"]} for row in examples(3)]
         assert len(third.predict(cast("Any", unlabelled)).predictions) == 3
         loader: Any = third.get_train_dataloader()
@@ -94,7 +104,7 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
     with torch.no_grad():
         rows = examples(6)
         batches = [rows[:ROWS], rows[ROWS:]]
-        losses = [last(**{k: torch.stack([row[k] for row in rows]) for k in rows[0]}).loss for rows in batches]
+        losses = [last(**counted(collated(rows))).loss for rows in batches]
     mean = (ROWS * losses[0] + (6 - ROWS) * losses[1]) / 6
     torch.testing.assert_close(mean.item(), expected[-3]["eval_loss"], rtol=1e-4, atol=1e-6)
 
@@ -134,7 +144,8 @@ def test_stages_of_unlike_sizes_of_which_one_trains_nothing(tmp_path: Path) -> N
 
 
 @each("words", [{"bf16": True}, {"torch_compile": True}, {"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 1.0},
-                {"activation_checkpointing": True}, {"auto_find_batch_size": True}])  # fmt: skip
+                {"activation_checkpointing": True}, {"auto_find_batch_size": True}, {"enable_jit_checkpoint": True},
+                {"debug": "underflow_overflow"}])  # fmt: skip
 def test_what_is_not_carried_over_is_refused_by_name(words: dict[str, Any]) -> None:
     (name,) = words
     with pytest.raises(ShardwrightError, match=name):
@@ -147,8 +158,9 @@ def test_what_would_fail_later_is_refused_at_once() -> None:
 
 
 def test_a_batch_without_targets_adds_nothing() -> None:
-    weight, counts = torch.tensor(2.0, requires_grad=True), iter([0, 3])
-    trainer = SimpleNamespace(args=SimpleNamespace(device="cpu"), _get_num_items_in_batch=lambda *_: next(counts))
+    weight, counts = torch.tensor(2.0, requires_grad=True), iter(torch.tensor([0, 3]))
+    trainer = SimpleNamespace(_with_items=lambda inputs, _: inputs, model_accepts_loss_kwargs=True,
+                              _num_targets=lambda _: next(counts))  # fmt: skip
     empty, full = (lambda: weight * torch.nan, lambda: weight * 5)
     losses = [
         Trainer.compute_loss(cast("Trainer", trainer), model, {}, num_items_in_batch=6) for model in (empty, full)
@@ -168,3 +180,27 @@ def test_a_function_of_logits_is_given_all_results_and_all_labels() -> None:
     found = Trainer._results(cast("Trainer", trainer), {"loss", "cache"}, **batch)
     assert found == {"loss": given["loss"], "logits": given["start_logits"]}
     assert seen == [((given["start_logits"], given["end_logits"]), (batch["start_positions"], batch["end_positions"]))]
+
+
+def test_targets_are_counted_as_the_model_counts_them() -> None:
+    """A causal loss drops the first label of each row; that of an encoder and decoder drops none."""
+    labels = torch.tensor([[1, 2, -100], [-100, 4, 5]])
+    causal = SimpleNamespace(loss_function=ForCausalLMLoss, config=SimpleNamespace(is_encoder_decoder=False))
+    decoder = SimpleNamespace(loss_function=ForCausalLMLoss, config=SimpleNamespace(is_encoder_decoder=True))
+    for model, inputs, many in [
+        (causal, {"labels": labels}, 3), (decoder, {"labels": labels}, 4), (SimpleNamespace(), {"labels": labels}, 4),
+        (causal, {"labels": labels, "shift_labels": labels[:1]}, 2),
+    ]:  # fmt: skip
+        assert Trainer._num_targets(cast("Trainer", SimpleNamespace(model=model)), inputs) == many
+
+
+@each("name", ["train", "evaluate", "predict"])
+def test_waits_of_transformers_itself_name_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    trainer = object.__new__(Trainer)
+    trainer.parallel = cast("ParallelModule", SimpleNamespace(entries=[]))
+    monkeypatch.setattr(transformers.Trainer, name, lost)
+    with pytest.raises(DistributedError, match=rf"a collective failed in Trainer\.{name}"):
+        getattr(trainer, name)()
