@@ -12,6 +12,7 @@ Deep models are exported from a few of their layers:
 
     depth         finds long lists of layers, and shortens the model to some of them
     alike         notes what each layer does, and compares the shortened model with the whole one
+    results       results of operators without data, known once for all operands of the same types
     kinds         chooses the layers that are exported: one of each kind
     deepening     copies them in the graph, to all layers again
 

@@ -30,6 +30,7 @@ from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.capture.kinds import chosen
 from shardwright.pcg.capture.places import put_back
 from shardwright.pcg.capture.record import written_by
+from shardwright.pcg.capture.results import KnownResults
 from shardwright.pcg.capture.state import Kept
 from shardwright.pcg.capture.unseen import unseen_refused
 
@@ -61,6 +62,7 @@ class ForwardTrace:
         self._mode = FakeTensorMode()
         for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
             self._mode = getattr(tensor, "fake_mode", self._mode)
+        self._results = KnownResults(self._mode)
         self._whole = self._noted(found)
 
     def kinds(self) -> list[Layers] | None:
@@ -99,7 +101,7 @@ class ForwardTrace:
         quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
         beside = mock.patch.object(self._mode, "allow_non_fake_inputs", new=True)  # parameters and buffers
         with quiet, beside, put_back(copy), shortened(copy, found), captured_hooks(copy):
-            return _Notes(copy, batch, found, self._mode, self._forward)
+            return _Notes(copy, batch, found, self._mode, self._forward, self._results)
 
     def _fake(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, FakeTensor):
@@ -126,8 +128,10 @@ class _Notes(TorchDispatchMode):
         found: Sequence[Layers],
         mode: FakeTensorMode,
         forward: Forward,
+        results: KnownResults,
     ) -> None:
         super().__init__()
+        self._results = results
         self.calls: dict[_Place, list[Hashable]] = {}
         self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage: place, call, result (below 0: written by it)
         self._in: _Place | None = None
@@ -194,7 +198,7 @@ class _Notes(TorchDispatchMode):
     ) -> object:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # which torch asks for at every operator
-        result = func(*args, **(kwargs or {}))
+        result = self._results.of(func, args, kwargs or {})
         if func.namespace == "prim":  # a question about a tensor
             return result
         if name := self._cast(func, args):
