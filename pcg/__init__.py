@@ -22,6 +22,7 @@ Ways to carry operators out on devices:
     ring                      attention whose keys travel around the devices that share a sequence
     slices                    the keys of one device that the queries of another can see
     bands                     how far before and after itself a query sees keys, read from how a mask is made
+    shown                     what the values of masks in buffers show
     bounds                    bounds of values that are made of the positions of queries and keys
     parallel, moves           the four parallel operators; the changes of layout that run as one collective
     results                   what a model returns, as outputs of its graph

@@ -4,7 +4,8 @@ A mask that is made of positions, as of a sliding window or of blocks, is a comp
 value of the mask's graph is bounded (`bounds`). So no pair of a query and a key is visible outside the band; inside,
 the mask decides.
 
-A band is derived wherever it is used, and never stored, so it cannot be wrong for a changed graph.
+A band is derived wherever it is used, and never stored, so it cannot be wrong for a changed graph. What the values of a
+buffer show is written on its leaf (`shown`), and compared with them where the program runs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shardwright.pcg.attrs import Attrs, integer, integers
 from shardwright.pcg.bounds import ALL, INTEGERS, POINTWISE, Affine, Band, Bound, Truth, constant
 from shardwright.pcg.node import Node
 from shardwright.pcg.parallel import COMBINE, PARTITION, REPLICATE
+from shardwright.pcg.shown import bound_of
 from shardwright.pcg.types import TensorType, is_float
 
 MASK = 3
@@ -24,13 +26,18 @@ MASK = 3
 
 
 class _View(NamedTuple):
-    """The dimensions of a value along which q and k are counted, and the index of the first; None: of size 1."""
+    """The dimensions of a value along which q and k are counted, and the index of the first; None: of size 1.
+
+    `unchanged`: a mask has the value's own elements, and at least as many keys as queries.
+    """
 
     queries: tuple[int, int] | None
     keys: tuple[int, int] | None
+    unchanged: bool = False
 
     def moved(self, place: Callable[[int, int], tuple[int, int] | None]) -> _View:
-        return _View(*(None if own is None else place(*own) for own in self))
+        queries, keys = (None if own is None else place(*own) for own in (self.queries, self.keys))
+        return self._replace(queries=queries, keys=keys)
 
 
 class Bands:
@@ -45,8 +52,9 @@ class Bands:
         causal = Band(last=0) if dict(node.attrs).get("causal") else ALL
         if len(node.inputs) <= MASK:
             return causal
-        ndim = len(self.types[node.inputs[MASK]].shape)
-        return causal & self.shown(node.inputs[MASK], _View((ndim - 2, 0) if ndim > 1 else None, (ndim - 1, 0)))
+        shape = self.types[node.inputs[MASK]].shape
+        queries, wide = (len(shape) - 2, 0) if len(shape) > 1 else None, len(shape) > 1 and shape[-2] <= shape[-1]
+        return causal & self.shown(node.inputs[MASK], _View(queries, (len(shape) - 1, 0), wide))
 
     def shown(self, name: str, view: _View) -> Band:
         """Return where a mask can show a key."""
@@ -67,6 +75,8 @@ class Bands:
         attrs, dtype = dict(node.attrs), self.types[node.name].dtype
         if node.op in (PARTITION, COMBINE, REPLICATE, "contiguous", "detach"):
             return self.bound(node.inputs[0], view)
+        if node.op in ("buffer", "constant"):
+            return self._of_leaf(node, attrs, view)
         if node.op == "full":
             return constant(attrs, dtype)
         if node.op == "arange":
@@ -77,7 +87,15 @@ class Bands:
             return self.bound(node.inputs[0], inner)
         if node.op not in POINTWISE or (dtype not in (*INTEGERS, "bool") and node.op != "where"):
             return None
+        view = view._replace(unchanged=False)
         return POINTWISE[node.op]([self.bound(name, self._broadcast(name, node, view)) for name in node.inputs])
+
+    def _of_leaf(self, node: Node, attrs: Attrs, view: _View) -> Bound | None:
+        """Return the bound of a leaf whose last two dimensions are queries and keys."""
+        ndim = len(self.types[node.name].shape)
+        if view.queries is None or view.keys is None or (view.queries[0], view.keys[0]) != (ndim - 2, ndim - 1):
+            return None
+        return bound_of(attrs, view.queries[1], view.keys[1], unchanged=view.unchanged)
 
     def _broadcast(self, name: str, node: Node, view: _View) -> _View:
         own, whole = self.types[name].shape, self.types[node.name].shape
@@ -117,7 +135,7 @@ def _keeps(before: str, after: str) -> bool:
 def _counted(attrs: Attrs, size: int, view: _View) -> Affine:
     """Return the bound of start, start + step, …"""
     first, step = Fraction(integer(attrs, "start")), Fraction(integer(attrs, "step"))
-    slopes = [step if own is not None else Fraction(0) for own in view]
-    at = next((start for own in view if own is not None for start in [own[1]]), None)
+    slopes = [step if own is not None else Fraction(0) for own in (view.queries, view.keys)]
+    at = next((own[1] for own in (view.queries, view.keys) if own is not None), None)
     ends = [first + step * at] * 2 if at is not None else sorted([first, first + step * (size - 1)])
     return Affine(*slopes, *ends)

@@ -228,7 +228,7 @@ class Ring(Choice):
 
 
 class Used(NamedTuple):
-    """What the busiest device of a ring computes with: parts of so many devices, and pairs of a query and a key.
+    """The work of the busiest device of a ring: the number of parts of devices, and of pairs of a query and a key.
 
     `pairs` is 0 if these are all pairs of its queries and of those parts.
     """

@@ -70,7 +70,7 @@ class Slices:
 
     @property
     def tile_rows(self) -> int:
-        """How many queries a kernel takes at once, which computes with all keys that any of them can see."""
+        """The number of queries that a kernel takes at once, with all keys that any of them can see."""
         return max(TILE_ROWS, (self.sees.last - self.sees.first) // self.step)
 
     def num_parts(self) -> int:

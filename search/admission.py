@@ -147,7 +147,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
         _integer,
         "bins dim groups ignore_index k last layers norm normalized_dims offset places result seed start step stop",
     ),
-    ("a tuple of integers", _integers, "dilation dims kernel pads padding shape size stride"),
+    ("a tuple of integers", _integers, "dilation dims hides kernel pads padding shape shows size stride"),
     ("a number", _number, "eps high low"),
     ("a number from 0 to 1", _share, "label_smoothing p"),
     ("a number or None", lambda x: x is None or _number(x), "scale"),
@@ -156,7 +156,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     (
         "True or False",
         lambda x: isinstance(x, bool),
-        "align antialias batch_first biases bidirectional causal descending forward grad keepdim",
+        "align antialias batch_first biases bidirectional causal descending finite forward grad keepdim",
     ),
     ("'none' or 'tanh'", lambda x: x in ("none", "tanh"), "approximate"),
     (f"one of {', '.join(ACTIVATIONS)}", lambda x: x in ACTIVATIONS, "activation"),

@@ -27,6 +27,7 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.padding.stretches import Padding
 from shardwright.pcg.schema import load_schema, problem
+from shardwright.pcg.shown import READ
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.precisions import Precision
@@ -326,7 +327,7 @@ def structure(graph: Graph) -> Mapping[str, str]:
 
 def attributes(node: Node) -> str:
     """Return the attributes that decide what a node computes, as text."""
-    return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k == "layouts")))
+    return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k in ("layouts", *READ))))
 
 
 def _digest(value: object) -> str:

@@ -36,6 +36,7 @@ from shardwright.lowering.runtime.spec import EntrySpec, Key, check_stages
 from shardwright.lowering.store.foreign import ForeignCalls
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.places import places
+from shardwright.lowering.store.shown import ShownMasks
 from shardwright.lowering.store.storage import Held, with_others
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
@@ -77,6 +78,7 @@ class Entry:
         store.join(wanted, ranks, carried, trains=spec.returned is None)
         self.constants = {name: value for name, value in given.items() if name not in wanted}
         share_values(self.constants, ranks)
+        self._masks = ShownMasks(graph, store.held, self.constants)
         self.batch = BatchCheck(find_inputs(graph)[0], spec.options, ranks)
         self.key = Key(spec.training, tuple(sorted(self.batch.shapes.items())))
         sums = sums_of_loss(graph).values()
@@ -197,6 +199,7 @@ class Entry:
         if self.pipeline is not None:
             self.pipeline.check_alive()
         self.store.check()
+        self._masks.check()
         check_products(self.products)
         with waiting("the comparison of inputs"):
             return self._inputs.take(batch)

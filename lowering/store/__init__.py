@@ -17,6 +17,7 @@
     moments, staging an optimizer's states by name; copies that are written beside further steps
     foreign          parts of the model that programs call as they are; `lent`: tensors in them during a call
     original         the user's own model, which keeps its untrained weights
+    shown            masks in buffers show no more than the plan was made for
     clipping         gradients clipped by their global norm
     parts, members   the compiled model's modules, which hold tensors by name and have no code
 

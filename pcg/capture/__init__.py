@@ -21,6 +21,7 @@ The program is the one that trains:
     eagerly       branches that ask whether they are compiled are answered as in eager mode
     distributions `torch.distributions` make no checks of values
     masks         attention masks of `transformers` as they are in training
+    showing       what the values of masks in buffers show
     modules       each module's own precision
     casting       16-bit parameters over masters in float32
     regions       the region of `torch.autocast` in which each operator ran

@@ -41,6 +41,7 @@ from shardwright.pcg.capture.places import put_back
 from shardwright.pcg.capture.regions import Marker
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.settling import Found, settled
+from shardwright.pcg.capture.showing import with_shown
 from shardwright.pcg.capture.state import LEFT, Carried, Kept
 from shardwright.pcg.capture.unseen import unseen_refused
 from shardwright.pcg.capture.writing import Shared
@@ -282,6 +283,7 @@ def capture(
 
     with unset_fake_temporarily(), put_back(model), unnoted(mode):  # the caller may be in the mode of the model yet
         (graph, constants), _ = with_foreign(named, lambda parts: as_in_eager(partial(found, parts)), run, find=find)
+    graph = with_shown(graph, model, constants)
     if strict:
         _refuse_opaque(graph)
     given, cut = baked_in(model, args, batch), execution.per_microbatch

@@ -23,6 +23,7 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering.runtime.spec import check_stages
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.trial.dryrun import dry_run
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
@@ -46,10 +47,10 @@ STRIPED = [way for way in WAYS if way[1][-1] == "ring"]
 ERRORS = {torch.float64: 1e-11, torch.float32: 2e-4}
 
 
-KINDS = ("causal", "window", "even", "packed", "padded", "bias", "near")
+KINDS = ("causal", "window", "even", "packed", "padded", "bias", "near", "held")
 """Of attention: causal; causal under a mask that a query sees few keys by; or with half of the keys for every query.
 
-`near`: a query sees few keys before it and few after it.
+`near`: a query sees few keys before it and few after it; `held`: so it does by a buffer of large negative numbers.
 """
 
 
@@ -61,6 +62,9 @@ class Masked(nn.Module):
         self.kind, self.heads, own, shared = kind, heads, width, width // heads[0] * heads[1]
         self.embedding, self.head = nn.Embedding(80, width), nn.Linear(width, 80)
         self.blocks = nn.ModuleList(nn.Linear(width, own + 2 * shared) for _ in range(2))
+        if kind == "held":
+            far = (torch.arange(seq) - torch.arange(seq)[:, None]).abs() >= 3
+            self.register_buffer("held", torch.zeros(seq, seq).masked_fill(far, -1e30))
         self.slopes = nn.Parameter(torch.randn(heads[0], 1, seq)) if kind == "bias" else None
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -76,6 +80,8 @@ class Masked(nn.Module):
         after = places.unsqueeze(1) - places
         if self.kind == "window":
             return (after >= 0) & (after < 5)
+        if self.kind == "held":
+            return self.get_buffer("held")
         if self.kind == "near":
             return after.abs() < 3
         if self.kind == "packed":
@@ -180,11 +186,40 @@ def test_a_window_says_which_keys_queries_see() -> None:
     """A query sees itself and four keys before it, of two or four on each rank."""
     cells = [(WAYS[0], 8, "sees=(-4, 0, 4)"), (WAYS[1], 8, "sees=(-4, 0, 2)"), (WAYS[1], 16, "sees=(-4, 0, 4)"),
              (WAYS[4], 16, "sees=(-4, 0, 8)"), (INNER, 16, "sees=(-4, 0, 4)")]  # fmt: skip
-    for way, seq, sees in cells:
-        own = case(cell := Cell(way, 1, "none", (4, 2), 2, seq, torch.float64, "window", 0.0))
+    kinds = [("window", *cell) for cell in cells] + [("held", WAYS[1], 16, "sees=(-2, 2, 4)")]
+    for kind, way, seq, sees in kinds:
+        own = case(cell := Cell(way, 1, "none", (4, 2), 2, seq, torch.float64, kind, 0.0))
         calls = [line for line in emit(planned(own, cell).graph).splitlines() if "ring=cp" in line]
         assert len(calls) == 2, cell
         assert all(f", {sees})" in call for call in calls), (calls, cell)
+
+
+def changed(own: Case, plan: Plan) -> list[str]:
+    """What steps say after the mask has been made narrower, wider, and what it was."""
+    parallel, told = own.lower(plan.graph, plan.execution), list[str]()
+    mask = own.model.state_dict()["held"]
+    hidden = torch.full_like(mask, -1e30)
+    for value in (mask, torch.where(torch.eye(len(mask)).bool(), mask, hidden), torch.zeros_like(mask), mask, hidden):
+        parallel.load_state_dict({"held": value}, strict=False)
+        try:
+            assert parallel(**own.batch).isfinite()
+            told.append("")
+        except PlanError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_mask_that_shows_more_than_the_plan_knows_is_refused() -> None:
+    """Also where ranks have parts of it."""
+    own = case(cell := Cell(WAYS[0], 1, "none", (4, 2), 2, 8, torch.float64, "held", 0.0))
+    plan = planned(own, cell)
+    for found in run_all([(2, partial(changed, own, plan))])[0]:
+        assert [bool(told) for told in found] == [False, False, True, False, True]
+        assert found[2] == (
+            "buffer 'held' shows an element outside of the band -2 to 2, but the plan leaves out keys that its values "
+            "hid when the model was captured; plan again, with these values"
+        )
+        assert "'held' hides a query from its own key by a number that is no -inf, but" in found[4]
 
 
 def sent_bytes(own: Case, plan: Plan) -> int:
@@ -199,7 +234,7 @@ def test_every_rank_sends_what_is_predicted() -> None:
     """Without a band, and under windows that reach one rank and two, of queries that another axis splits too."""
     cells = [Cell(way, 1, "none", (4, 2), 2, seq, torch.float64, kind, 0.0) for way, kind, seq in
              ((WAYS[1], "even", 16), (WAYS[1], "window", 16), (WAYS[1], "window", 8), (WAYS[1], "near", 16),
-              (WAYS[4], "window", 16), (INNER, "near", 16))]  # fmt: skip
+              (WAYS[1], "held", 16), (WAYS[4], "window", 16), (INNER, "near", 16))]  # fmt: skip
     cases = [case(cell) for cell in cells]
     plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
     found = run_all([(4, partial(sent_bytes, own, plan)) for own, plan in zip(cases, plans, strict=True)])

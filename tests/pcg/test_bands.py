@@ -12,6 +12,10 @@ from torch.nn import functional as F
 
 from shardwright.pcg.bounds import ALL, Band
 from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.search.check import difference
+from shardwright.search.plan import fingerprint
 from tests.each import RANDOM_CASES, each
 
 LENGTH = 12
@@ -92,6 +96,87 @@ UNKNOWN: dict[str, Mask] = {
 @each("name", UNKNOWN)
 def test_what_is_not_known_is_not_bounded(name: str) -> None:
     assert derived(UNKNOWN[name]) == ALL
+
+
+class Holding(nn.Module):
+    """Attention of fewer tokens than a mask has that is held in a buffer."""
+
+    def __init__(self, mask: Tensor, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.read(self.get_buffer("mask"))
+        return F.scaled_dot_product_attention(x, x, x, mask).sum()
+
+
+def held(mask: Tensor, read: Callable[[Tensor], Tensor] = lambda mask: mask[..., :LENGTH, :LENGTH]) -> Graph:
+    return capture(Holding(mask, read), {"x": torch.randn(1, 2, LENGTH, 4)}).graph
+
+
+def band(graph: Graph) -> Band:
+    return next(graph.band(node) for node in graph.leaves("sdpa"))
+
+
+NEAR = torch.ones(16, 16).tril(1).triu(-3).bool()
+FILLED = torch.zeros(16, 16).masked_fill(~NEAR, -inf)
+IN_BUFFERS: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], Band]] = {
+    "truth values": (NEAR, lambda m: m[:LENGTH, :LENGTH], Band(-3, 1)),
+    "in every head": (NEAR.expand(1, 2, 16, 16).clone(), lambda m: m[:, :, :LENGTH, :LENGTH], Band(-3, 1)),
+    "later keys": (NEAR, lambda m: m[:LENGTH, 2 : LENGTH + 2], Band(-5, -1)),
+    "hidden": (~NEAR, lambda m: ~m[:LENGTH, :LENGTH], Band(-3, 1)),
+    "filled": (~NEAR, lambda m: torch.zeros(16, 16).masked_fill(m, -inf)[:LENGTH, :LENGTH], Band(-3, 1)),
+    "and causal": (
+        NEAR,
+        lambda m: m[:LENGTH, :LENGTH] & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(),
+        Band(-3, 0),
+    ),
+    "added": (FILLED, lambda m: m[:LENGTH, :LENGTH], Band(-3, 1)),
+    "a large number": (FILLED.clamp(min=-1e30), lambda m: m[None, None, :LENGTH, :LENGTH], Band(-3, 1)),
+    "the least number": (FILLED.nan_to_num(), lambda m: m[:LENGTH, :LENGTH], Band(-3, 1)),
+    "of bfloat16": (FILLED.bfloat16().nan_to_num(), lambda m: m[:LENGTH, :LENGTH].float(), Band(-3, 1)),
+    "no key": (torch.zeros(16, 16).bool(), lambda m: m[:LENGTH, :LENGTH], Band(inf, -inf)),
+    # what follows is not known
+    "of float16": (FILLED.half().nan_to_num(), lambda m: m[:LENGTH, :LENGTH].float(), ALL),
+    "no large number": (FILLED.clamp(min=-1e9), lambda m: m[:LENGTH, :LENGTH], ALL),
+    "a large number, moved": (FILLED.clamp(min=-1e30), lambda m: m[1 : LENGTH + 1, :LENGTH], ALL),
+    "a large number, hidden again": (
+        FILLED.clamp(min=-1e30),
+        lambda m: m[:LENGTH, :LENGTH].masked_fill(torch.eye(LENGTH).bool(), -inf),
+        ALL,
+    ),
+    "a large number for a whole query": (
+        FILLED.clamp(min=-1e30).index_fill(0, torch.tensor([5]), -1e30),
+        lambda m: m[:LENGTH, :LENGTH],
+        ALL,
+    ),
+    "turned": (NEAR, lambda m: m[:LENGTH, :LENGTH].mT, ALL),
+    "multiplied": (FILLED.exp(), lambda m: (m[:LENGTH, :LENGTH] * 2).log(), ALL),
+}
+
+
+@each("name", IN_BUFFERS)
+def test_values_of_buffers_give_the_band(name: str) -> None:
+    mask, read, expected = IN_BUFFERS[name]
+    assert band(held(mask, read)) == expected
+
+
+def test_what_values_show_is_no_part_of_what_a_graph_computes() -> None:
+    """Nor is it known of a buffer that forward writes to, or of one without values."""
+    near, all_of_it = held(NEAR), held(torch.ones_like(NEAR))
+    assert (fingerprint(near), band(near), band(all_of_it)) == (fingerprint(all_of_it), Band(-3, 1), Band(-15, 15))
+    assert difference(near, all_of_it) is None
+    assert parse_graph(print_graph(near)) == near
+
+    class Writing(Holding):
+        def forward(self, x: Tensor) -> Tensor:
+            self.get_buffer("mask").logical_not_()
+            return super().forward(x)
+
+    assert band(capture(Writing(NEAR, lambda m: m[:LENGTH, :LENGTH]), {"x": torch.randn(1, 2, LENGTH, 4)}).graph) == ALL
+    empty = Holding(NEAR, lambda m: m[:LENGTH, :LENGTH]).to("meta")
+    assert band(capture(empty, {"x": torch.randn(1, 2, LENGTH, 4, device="meta")}).graph) == ALL
 
 
 def drawn(rng: random.Random, depth: int) -> Mask:
