@@ -57,14 +57,14 @@ def node_costs(steps: Steps) -> dict[str, NodeCosts]:
             table[name] = _update(node, steps, updates)
             continue
         key = steps.operator(node), name in twice
-        if (found := parts.get(key)) is None:
-            found = parts[key] = _operator_part(*key, steps, grad=graph.types[name].grad)
-        table[name] = found
-    constants, again = constant_nodes(graph), read_again(graph)
+        if (part := parts.get(key)) is None:
+            part = parts[key] = _operator_part(*key, steps, grad=graph.types[name].grad)
+        table[name] = part
+    constants, reread = constant_nodes(graph), read_again(graph)
     for name, (start, move) in steps.fused.items():
         if name not in once:
             table[name] = _move_part(
-                graph.by_name[name], start, move, steps, free=name in constants, again=again, twice=name in twice
+                graph.by_name[name], start, move, steps, free=name in constants, reread=reread, twice=name in twice
             )
     return table
 
@@ -84,7 +84,7 @@ def _update(leaf: Node, steps: Steps, known: dict[TensorType, NodeCosts]) -> Nod
 
 
 def _move_part(
-    node: Node, start: str, move: Move, steps: Steps, *, free: bool, again: Collection[str], twice: bool
+    node: Node, start: str, move: Move, steps: Steps, *, free: bool, reread: Collection[str], twice: bool
 ) -> NodeCosts:
     """Return the cost of a move from `start` to `node`; it is `free` if no parameter reaches it."""
     graph, costs = steps.graph, steps.move_costs
@@ -93,10 +93,10 @@ def _move_part(
     summed = steps.execution.reduced_dtype(graph.types[leaf.name].dtype) if stored else ""
     zero, late = _zero(graph, start, node), _is_late(graph, start)
     encodings = [steps.execution.encoding(what, kind.dtype) if stored else None for what in CARRIED]
-    key = (kind, move, stored, leaf.name in again, summed, zero, twice, late, free, *encodings)
-    if (found := steps.known.serial_moves.get(key)) is None:
+    key = (kind, move, stored, leaf.name in reread, summed, zero, twice, late, free, *encodings)
+    if (cost := steps.known.serial_moves.get(key)) is None:
         tensor = TensorClass(
-            kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
+            kind.shape, kind.dtype, kind.grad, stored, recomputed=leaf.name in reread, summed=summed,
             zero=zero, twice=twice, late=late, gathered_as=encodings[0], summed_as=encodings[1],
         )  # fmt: skip
         size = graph.mesh.sizes[move.axis]
@@ -114,9 +114,9 @@ def _move_part(
         )
         forward, backward = move.collectives()
         collectives = forward, backward if kind.grad else ""
-        found = NodeCosts(0.0, seconds, sent, collectives, costs.loop.counts(tensor, kind.layouts, move))
-        steps.known.serial_moves[key] = found
-    return found
+        cost = NodeCosts(0.0, seconds, sent, collectives, costs.loop.counts(tensor, kind.layouts, move))
+        steps.known.serial_moves[key] = cost
+    return cost
 
 
 def _is_late(graph: Graph, name: str) -> bool:
@@ -138,14 +138,14 @@ def _zero(graph: Graph, start: str, last: Node) -> Zero:
 
 def _operator_part(known: Operator, twice: bool, steps: Steps, *, grad: bool) -> NodeCosts:
     times, (forward_s, backward_s) = steps.graph.mesh.num_microbatches, known.serial_s
-    own = NodeCosts(times * (forward_s * (1 + twice) + backward_s))
+    costs = NodeCosts(times * (forward_s * (1 + twice) + backward_s))
     if not known.sent:
-        return own
+        return costs
     counts = times * (1 + twice), times * grad
-    return _with_exchanges(own, known, steps, counts)
+    return _with_exchanges(costs, known, steps, counts)
 
 
-def _with_exchanges(own: NodeCosts, known: Operator, steps: Steps, counts: tuple[int, int]) -> NodeCosts:
+def _with_exchanges(computing: NodeCosts, known: Operator, steps: Steps, counts: tuple[int, int]) -> NodeCosts:
     """Return an operator's part with its exchanges, which run `counts` times in forward and in backward.
 
     Its seconds are those for which the operator does not compute meanwhile.
@@ -158,7 +158,7 @@ def _with_exchanges(own: NodeCosts, known: Operator, steps: Steps, counts: tuple
             transfers = exchange.sent(backward=bool(backward)).listed
             num_bytes += times * sum(collective_bytes(exchange.collective, n, exchange.size) for n in transfers)
     names = sent[0].collective, sent[0].collective if counts[1] else ""
-    return own._replace(communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
+    return computing._replace(communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
 
 
 def predict(

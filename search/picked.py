@@ -90,7 +90,7 @@ def clipping(plan: Plan) -> Use:
 
 def by_stage(plan: Plan) -> list[ByGroup]:
     """Return what each stage's ranks run by schedules; nothing where the plan has none."""
-    if plan.cluster.schedules is None or not plan.cluster.schedules.own:
+    if plan.cluster.schedules is None or not plan.cluster.schedules.given:
         return []
     everywhere = {ALL_RANKS: group_of_all(plan.cluster, plan.cluster.num_devices), **_groups_of_stages(plan)}
     return [

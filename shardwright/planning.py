@@ -101,7 +101,7 @@ def check_schedules(cluster: Cluster) -> None:
     from shardwright.pcg.collectives.sums import adds_alike  # most clusters have no schedules
     from shardwright.verifier.collectives import verify_schedule
 
-    for schedule in cluster.schedules.own:
+    for schedule in cluster.schedules.given:
         verdict = verify_schedule(schedule)
         if not verdict.is_certified:
             raise PlanError(f"{schedule.name}: {verdict.refusals[0]}; plan without this schedule")

@@ -195,17 +195,17 @@ class Equation:
     def from_json(cls, data: Mapping[str, Any]) -> Equation:
         """Read the JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
         with fields.located(f"rule {fields.name_of(data)!r}"):
-            found = fields.record(data, _REQUIRED, _OPTIONAL)
+            record = fields.record(data, _REQUIRED, _OPTIONAL)
             return cls(
-                fields.text(found, "name"),
-                tuple(fields.text_map(found, "variables", Dims.parse).items()),
-                fields.each(found, "left", parse_term),
-                fields.each(found, "right", parse_term),
-                fields.each(found, "guard", expression),
-                fields.flag(found, "moves"),
-                fields.texts(found, "axes"),
-                tuple(fields.texts_map(found, "layouts", Placement.parse).items()),
-                fields.texts(found, "parameters"),
+                fields.text(record, "name"),
+                tuple(fields.text_map(record, "variables", Dims.parse).items()),
+                fields.each(record, "left", parse_term),
+                fields.each(record, "right", parse_term),
+                fields.each(record, "guard", expression),
+                fields.flag(record, "moves"),
+                fields.texts(record, "axes"),
+                tuple(fields.texts_map(record, "layouts", Placement.parse).items()),
+                fields.texts(record, "parameters"),
             )
 
     @cached_property

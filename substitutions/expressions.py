@@ -124,8 +124,8 @@ def _slots(items: Sequence[ast.expr]) -> Iterator[tuple[str, bool]]:
 
 @lru_cache(maxsize=4096)
 def _names(text: str) -> frozenset[str]:
-    found = {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)}
-    return frozenset(found - set(_FUNCTIONS))
+    names = {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)}
+    return frozenset(names - set(_FUNCTIONS))
 
 
 @lru_cache(maxsize=4096)

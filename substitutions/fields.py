@@ -122,9 +122,9 @@ def _each(value: object, where: str, read: Callable[[str], T]) -> tuple[T, ...]:
 
 
 def _read(value: object, where: str, read: Callable[[str], T], empty: bool = False) -> T:
-    found = _text(value, where, empty)
+    text = _text(value, where, empty)
     with located(f"field {where!r}"):
-        return read(found)
+        return read(text)
 
 
 def _text(value: object, where: str, empty: bool = False) -> str:

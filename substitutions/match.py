@@ -95,11 +95,11 @@ class PartialMatch:
         kind = self.graph.types[name]
         if kind.dtype == "bool" and not self.rule.any_kind:  # other rules are about numbers
             return False
-        found = self.rule.dims[variable].bind(kind.shape)
-        if found is None or any(self.sizes.get(key, value) != value for key, value in found.items()):
+        sizes = self.rule.dims[variable].bind(kind.shape)
+        if sizes is None or any(self.sizes.get(key, value) != value for key, value in sizes.items()):
             return False
         self.variables[variable] = name
-        self.sizes.update(found)
+        self.sizes.update(sizes)
         return not self.axes or self._take_layouts(variable, name)
 
     def _take_layouts(self, variable: str, name: str) -> bool:
@@ -119,9 +119,9 @@ class PartialMatch:
         shapes = [(self.rule.dims[v], self.graph.types[name].shape) for v, name in self.variables.items()]
         for _ in shapes:  # a factor found in one product may be missing in another
             for dims, shape in shapes:
-                if (found := dims.factored(shape, self.sizes)) is None:
+                if (sizes := dims.factored(shape, self.sizes)) is None:
                     return False
-                self.sizes.update(found)
+                self.sizes.update(sizes)
         return all(self.sizes.get(name, 1) >= 1 for name in self.rule.sizes)
 
     def solved(self) -> bool:
@@ -192,9 +192,9 @@ def _finish(state: PartialMatch) -> Match | None:
         return None
     roots = tuple(state.placed[root] for root in rule.left)
     nodes = frozenset(state.placed.values())
-    outside = {name for _, name in graph.outputs}
+    results = {name for _, name in graph.outputs}
     for name in nodes.difference(roots):
-        if name in outside or not nodes.issuperset(graph.users[name]):
+        if name in results or not nodes.issuperset(graph.users[name]):
             return None
     variables = set(state.variables.values())
     if nodes & variables or not _in_order(graph, rule, roots) or _reaches(graph, roots, variables):
@@ -266,13 +266,13 @@ def _real_numbers(rule: Equation) -> frozenset[Term]:
     """Return the right side's constants that are real, or integers that only functions with real results read."""
     right = [term for side in rule.right for term in subterms(side) if isinstance(term, Apply)]
     constants = [term for term in right if term.op == "full"]
-    found = set[Term]()
+    terms = set[Term]()
     for term in constants:
         dtype = dict(term.attrs)["dtype"]
         readers = [reader for reader in right if term in reader.operands]
         if dtype.text == "'float32'" or (dtype.text == "'int64'" and all(map(_makes_real, readers))):
-            found.add(term)
-    return frozenset(found)
+            terms.add(term)
+    return frozenset(terms)
 
 
 def _makes_real(term: Apply) -> bool:

@@ -195,19 +195,19 @@ class Dims:
 
         None where a dimension is not the product of its factors; a product with two unknown factors adds nothing.
         """
-        found: dict[str, Any] = {}
+        solved: dict[str, Any] = {}
         for entry, extents in self.split(shape) or ():
             if len(entry) < 2:
                 continue
-            known = {**sizes, **found}
+            known = {**sizes, **solved}
             unknown = [name for name in entry if name not in known]
             rest = prod(known[name] for name in entry if name in known)
             if len(unknown) > 1:
                 continue
             if rest < 1 or extents[0] % rest or (not unknown and extents[0] != rest):
                 return None
-            found |= dict.fromkeys(unknown, extents[0] // rest)
-        return found
+            solved |= dict.fromkeys(unknown, extents[0] // rest)
+        return solved
 
     def shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the shape at these sizes. Raises `RuleError` for a name that has none."""

@@ -155,12 +155,12 @@ class Catalogue:
         if not path.exists():
             return cls()
         data, proven = read_head(path), Verdicts.shipped()
-        found = cls(generator=data.get("generator") or {})
+        catalogue = cls(generator=data.get("generator") or {})
         for entry in data["rules"]:
             key, rule = plain(entry)
             note = Note(tuple(entry.get("implied_by", ())), entry.get("search", True))
-            found.take(key, rule, proven.certificate(key, rule), note)
-        return found
+            catalogue.take(key, rule, proven.certificate(key, rule), note)
+        return catalogue
 
 
 def plain(entry: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -224,7 +224,7 @@ def _parsed(path: Path) -> object:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        found[f"{key} (given twice)" if key in found else key] = value
-    return found
+        values[f"{key} (given twice)" if key in values else key] = value
+    return values

@@ -86,8 +86,8 @@ class Certified:
         if node.op in (OPAQUE, ROW_BY_ROW) or self.reason(node, operands, choice) is not None:
             return None
         site = _Site.of(node, operands, choice)
-        found = self._certify(node.op, site.pattern, site.letter(choice))
-        return found if isinstance(found, Certificate) else None
+        result = self._certify(node.op, site.pattern, site.letter(choice))
+        return result if isinstance(result, Certificate) else None
 
     def equations(self, names: Iterable[str] | None = None) -> tuple[Equation, ...]:
         """Return the proven algebraic rules: those of the file if `only` has equations, else the rules in `names`.
@@ -130,9 +130,9 @@ class Certified:
             verdicts.keep((judged or one_by_one)([rule for rule in new if rule is not None]))
         store = Catalogue(generator=file.generator)
         for entry in file.entries:
-            found = None if entry.problem else verdicts.certificate(entry.key, entry.data)
-            if found is not None:
-                store.take(entry.key, entry.data, found, entry.note)
+            certificate = None if entry.problem else verdicts.certificate(entry.key, entry.data)
+            if certificate is not None:
+                store.take(entry.key, entry.data, certificate, entry.note)
             else:
                 why = entry.problem or verdicts.failure(entry.key).partition("\n")[0]
                 note(f"{path}: left out: {entry.where}: {why}")
@@ -164,8 +164,8 @@ class Certified:
     def _judge(self, node: Node, operands: Sequence[TensorType]) -> dict[Choice, str]:
         site = _Site.of(node, operands)
         names = {letter: name for name, letter in site.letters.items()}
-        found = (*choices(ROWS[node.op], site.pattern), *sending_choices(ROWS[node.op], site.pattern))
-        return {choice.renamed(names): self._reason(node, site, choice) for choice in found}
+        offered = (*choices(ROWS[node.op], site.pattern), *sending_choices(ROWS[node.op], site.pattern))
+        return {choice.renamed(names): self._reason(node, site, choice) for choice in offered}
 
     def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> str:
         """Return the reason why a split within blocks is not certified, or ""; its rule has a refined factor string."""
@@ -178,18 +178,18 @@ class Certified:
         return self._reason(node, site, site.letter(choice))
 
     def _reason(self, node: Node, site: _Site, choice: Choice) -> str:
-        found = self._certify(node.op, site.pattern, choice)
-        return found if isinstance(found, str) else site.violated(found.guard)
+        result = self._certify(node.op, site.pattern, choice)
+        return result if isinstance(result, str) else site.violated(result.guard)
 
     def _certify(self, row: str, pattern: Pattern, choice: Choice) -> Certificate | str:
         """Return a certificate, from the store or by a proof now, or the reason why there is none."""
         key = (row, pattern, choice)
         if key not in self._rules:
             self._rules[key] = self._look_up(row, pattern, choice)
-        found = self._rules[key]
-        if isinstance(found, Certificate):
-            self.used[found.rule] = found
-        return found
+        result = self._rules[key]
+        if isinstance(result, Certificate):
+            self.used[result.rule] = result
+        return result
 
     def _look_up(self, row: str, pattern: Pattern, choice: Choice) -> Certificate | str:
         try:

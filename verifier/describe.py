@@ -40,14 +40,14 @@ class TermTypes:
         if isinstance(term, Variable):
             return f"[{self.rule.dims[term.name]}]"
         run = self._evaluator
-        found = None if run is None else _reached(lambda: run.tensor(erase(term)))
-        return "" if found is None else f"[{' '.join(map(_dim, found.dims))}]"
+        tensor = None if run is None else _reached(lambda: run.tensor(erase(term)))
+        return "" if tensor is None else f"[{' '.join(map(_dim, tensor.dims))}]"
 
     def _layouts(self, term: Term) -> str:
         if (typing := self._typing) is None:
             return " ".join(map(str, dict(self.rule.layouts).get(term.name, ()))) if isinstance(term, Variable) else ""
-        found = _reached(lambda: typing.of(term))
-        return "ill-typed" if found is None else " ".join(map(self._layout, found.layouts))
+        kind = _reached(lambda: typing.of(term))
+        return "ill-typed" if kind is None else " ".join(map(self._layout, kind.layouts))
 
     def _layout(self, layout: Layout) -> str:
         """Return a layout as text; the typing's sizes are primes, so the number of blocks is written in names again."""

@@ -124,9 +124,9 @@ def _no_shapes(rule: Equation) -> Failure | None:
             continue
         if trials["left"].fit(sizes) and (trials["right"].fit(sizes) or (met := met + 1) == _ENOUGH):
             break
-    for side, found in trials.items():
-        if not found.fits:
-            return None if side == "left" and _equated(rule) else found.failure(side)
+    for side, trial in trials.items():
+        if not trial.fits:
+            return None if side == "left" and _equated(rule) else trial.failure(side)
     return None
 
 
@@ -245,8 +245,8 @@ def _other_types(rule: Equation) -> Failure | None:
     for term in applied(rule.left):
         for key, value in term.attrs:
             if value.name is not None and value.name not in rule.sizes:
-                found = set(types(term.op, key))
-                bound[value.name] = bound.get(value.name, found) & found
+                allowed = set(types(term.op, key))
+                bound[value.name] = bound.get(value.name, allowed) & allowed
     compared = set().union(*(_numeric(condition.tree) for condition in rule.guard))
     for term in applied(rule.right):
         for key, value in term.attrs:

@@ -43,16 +43,16 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Rule
     start = time.perf_counter()
     if isinstance(rule, RowRule) and not _occurs(rule):
         return RuleVerdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
-    found = _prove(rule, limit_s)
-    if found.outcome == "certified" and isinstance(rule, Equation) and rule.moves:
-        found = _exact(rule, found, limit_s)
-    elif found.outcome in ("refuted", "unknown"):
+    verdict = _prove(rule, limit_s)
+    if verdict.outcome == "certified" and isinstance(rule, Equation) and rule.moves:
+        verdict = _exact(rule, verdict, limit_s)
+    elif verdict.outcome in ("refuted", "unknown"):
         counterexample = _within(limit_s, lambda: _counterexample(rule))
         if counterexample:
-            found = RuleVerdict("refuted", None, counterexample)
-        if explain and found.outcome == "refuted":
-            found = replace(found, hint=_within(min(limit_s, _HINT_S), lambda: _weakest_guard(rule)) or "")
-    return replace(found, time_s=time.perf_counter() - start)
+            verdict = RuleVerdict("refuted", None, counterexample)
+        if explain and verdict.outcome == "refuted":
+            verdict = replace(verdict, hint=_within(min(limit_s, _HINT_S), lambda: _weakest_guard(rule)) or "")
+    return replace(verdict, time_s=time.perf_counter() - start)
 
 
 def _within(limit_s: float, answer: Callable[[], T]) -> T | None:
@@ -91,27 +91,27 @@ def _prove(rule: Rule, limit_s: float) -> RuleVerdict:
     return RuleVerdict("refuted" if failure.refuted else "unknown", None, str(failure))
 
 
-def _exact(rule: Equation, found: RuleVerdict, limit_s: float) -> RuleVerdict:
+def _exact(rule: Equation, verdict: RuleVerdict, limit_s: float) -> RuleVerdict:
     """Refute a rule that is true over the reals, but not bit for bit as its field `moves` claims."""
     if reduces(rule):
         return RuleVerdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
     serial = rule.erased if rule.axes else rule
     if serial is None:  # one serial term on both sides
-        return found
+        return verdict
     differs = _within(limit_s, lambda: inexact(serial))
-    return found if differs is None else RuleVerdict("refuted", None, f"field 'moves': not bit for bit: {differs}")
+    return verdict if differs is None else RuleVerdict("refuted", None, f"field 'moves': not bit for bit: {differs}")
 
 
 def _counterexample(rule: Rule) -> str:
     """Return small tensors for which the rule is false, as text; "" if the falsifiers find none."""
     match rule:
         case RowRule():
-            found = falsify_row(rule)
+            counterexample = falsify_row(rule)
         case Equation():
-            found = falsify_equation(rule)
+            counterexample = falsify_equation(rule)
         case StepRule():
-            found = falsify_steps(rule)
-    return str(found or "")
+            counterexample = falsify_steps(rule)
+    return str(counterexample or "")
 
 
 def _weakest_guard(rule: Rule) -> str:

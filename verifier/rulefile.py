@@ -74,13 +74,13 @@ class RuleFile:
 
 def find(name: str, entries: Iterable[Entry], where: str) -> Entry:
     """Return the entry with this name, or the only one whose name contains the text."""
-    found = list(entries)
-    exact = [entry for entry in found if entry.name == name]
-    close = exact or [entry for entry in found if name.lower() in entry.name.lower()]
+    listed = list(entries)
+    exact = [entry for entry in listed if entry.name == name]
+    close = exact or [entry for entry in listed if name.lower() in entry.name.lower()]
     if len(close) == 1 or exact:
         return close[0]
     if not close:
-        raise RuleError(f"{where}: no rule is called {name!r}; `shardwright rules list` shows all {len(found)}")
+        raise RuleError(f"{where}: no rule is called {name!r}; `shardwright rules list` shows all {len(listed)}")
     shown = ", ".join(repr(entry.name) for entry in close[:6]) + (", …" if len(close) > 6 else "")
     raise RuleError(f"{where}: {len(close)} rules have {name!r} in their names; say which: {shown}")
 
@@ -131,10 +131,10 @@ def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 def _related(entries: Iterable[Entry]) -> Iterator[Entry]:
     """Yield the entries, with a problem if `implied_by` names no rule of the file, or a rule follows from itself."""
-    found = list(entries)
-    names = {entry.name for entry in found}
-    grounded = _grounded({entry.name: entry.note.implied_by for entry in found if not entry.problem})
-    for entry in found:
+    listed = list(entries)
+    names = {entry.name for entry in listed}
+    grounded = _grounded({entry.name: entry.note.implied_by for entry in listed if not entry.problem})
+    for entry in listed:
         strange = [name for name in entry.note.implied_by if name not in names]
         if entry.problem or (not strange and entry.name in grounded):
             yield entry

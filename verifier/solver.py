@@ -49,10 +49,10 @@ def limited(solver: Solver, steps: int) -> Solver:
 def answer(solver: Solver) -> Answer:
     """Return Z3's answer; raise `Late` if the clock ended it, which decides nothing."""
     start = time.monotonic()
-    found = solver.check()
-    if found == z3.unknown and time.monotonic() - start >= STUCK_S:
+    verdict = solver.check()
+    if verdict == z3.unknown and time.monotonic() - start >= STUCK_S:
         raise Late
-    return found
+    return verdict
 
 
 def version() -> str:
@@ -81,12 +81,12 @@ class Premises:
             return True
         with scope(self._told()) as solver:
             solver.add(z3.Not(goal))
-            found = answer(solver)
-        if found == z3.unknown:  # earlier questions can lead a solver astray
+            verdict = answer(solver)
+        if verdict == z3.unknown:  # earlier questions can lead a solver astray
             alone = new_solver()
             alone.add(*[z3.simplify(h, som=True) for h in self.given], z3.Not(goal))
-            found = answer(alone)
-        return found == z3.unsat
+            verdict = answer(alone)
+        return verdict == z3.unsat
 
     def hold(self) -> bool:
         """Return whether the premises may hold together; True also if Z3 does not know."""

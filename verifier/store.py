@@ -52,8 +52,8 @@ class Verdicts:
     def here(cls, environ: Mapping[str, str] = os.environ) -> Verdicts:
         """Return the verdicts of the package and of this machine."""
         path = cache_folder(environ) / f"proofs-{prover_digest()}.jsonl"
-        own = {str(record["rule"]): record for record in _records(_lines(path))}
-        return cls(path, {**own, **cls.shipped()._records})
+        stored = {str(record["rule"]): record for record in _records(_lines(path))}
+        return cls(path, {**stored, **cls.shipped()._records})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._records)

@@ -160,18 +160,18 @@ def _header(workload: Workload) -> str:
     )
 
 
-def _restore(kept: Path, header: str, visits: Path) -> None:
-    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+def _restore(journal: Path, header: str, visits: Path) -> None:
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     if lines and lines[0] == header:
         visits.write_text("".join(f"{line}\n" for line in lines[1:]), encoding="utf-8")
 
 
-def _keep(visits: Path, header: str, kept: Path) -> None:
+def _keep(visits: Path, header: str, journal: Path) -> None:
     known = read_visits(visits)
     if known:
         lines = [header, *(json.dumps(visit._asdict()) for of_point in known.values() for visit in of_point)]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        journal.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 # -------------------------------------------------------------------------------------------------------------- ranks

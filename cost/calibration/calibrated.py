@@ -99,8 +99,10 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
         name=name,
         memory_bytes=memory_bytes,
         memory_bytes_per_s=largest.passes().forward[0].num_bytes / points[largest.key].seconds,
-        flops_per_s={PRECISION_OF_DTYPE[dtype]: max(found) for dtype, found in rates.items()},
-        matmul_efficiency=min(statistics.median(found) / max(found) for found in rates.values()),
+        flops_per_s={PRECISION_OF_DTYPE[dtype]: max(measured_rates) for dtype, measured_rates in rates.items()},
+        matmul_efficiency=min(
+            statistics.median(measured_rates) / max(measured_rates) for measured_rates in rates.values()
+        ),
         op_overhead_s=statistics.median(seconds for op in _BASIC for seconds in among_others[op]),
         kind=kind,
         update_overhead_s=max(0.0, parameter_s - sum(operators["mul"])),
@@ -131,12 +133,12 @@ def _put_off_s(points: Mapping[str, Point], longer: float) -> float:
 def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
     """Return every operator's dispatch seconds, (forward, backward); for a loop over groups, those of one group."""
     root_s = points["backward"].seconds
-    found: dict[str, tuple[float, float]] = {}
+    passes_s: dict[str, tuple[float, float]] = {}
     for probe in dispatch_probes(workload.dtypes[0], workload.device):
         forward, backward = (points[f"{way} {probe.op}"].seconds for way in ("forward", "backward"))
         groups = probe.passes().groups
-        found[probe.op] = forward / groups, max(0.0, backward - root_s) / groups
-    return found
+        passes_s[probe.op] = forward / groups, max(0.0, backward - root_s) / groups
+    return passes_s
 
 
 def _among_others(
@@ -185,16 +187,16 @@ def _matmul_rates(points: Mapping[str, Point], probes: Sequence[Probe]) -> dict[
 
 def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Device) -> list[Kernel]:
     """Return the measured kernels, without the dispatch that a measurement on the host includes."""
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for probe in probes:
         passes, dispatch_s = probe.passes(), device.operators[probe.op]
-        found.append(measured(passes.forward[0], _kernel_s(points[probe.key].seconds, dispatch_s[0], device)))
+        kernels.append(measured(passes.forward[0], _kernel_s(points[probe.key].seconds, dispatch_s[0], device)))
         if keys := list(probe.gradients):
             together, *alone = (points[key].seconds for key in keys)
             backward_s = _kernel_s(together, dispatch_s[1], device)
             shares = [seconds / sum(alone) for seconds in alone] or [1.0]
-            found += [measured(work, s * backward_s) for work, s in zip(passes.backward, shares, strict=True)]
-    return found
+            kernels += [measured(work, s * backward_s) for work, s in zip(passes.backward, shares, strict=True)]
+    return kernels
 
 
 def _paces(points: Mapping[str, Point], workload: Workload, device: Device) -> dict[str, tuple[float, float]]:
@@ -208,12 +210,12 @@ def _paces(points: Mapping[str, Point], workload: Workload, device: Device) -> d
             return 1.0
         return _kernel_s(points[paced].seconds, points[dispatch].seconds, device) / predicted_s
 
-    found: dict[str, tuple[float, float]] = {}
+    paces: dict[str, tuple[float, float]] = {}
     for probe in pace_probes(workload.sizes, workload.dtypes[0]):
         op, passes = probe.op, probe.passes()
         forward = pace(passes.forward, f"pace {op}", f"forward {op}")
-        found[op] = forward, pace(passes.backward, f"pace {op} backward", f"backward {op}")
-    return found
+        paces[op] = forward, pace(passes.backward, f"pace {op} backward", f"backward {op}")
+    return paces
 
 
 def _kernel_s(seconds: float, dispatch_s: float, device: Device) -> float:

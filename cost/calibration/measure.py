@@ -186,11 +186,11 @@ class Rank:
                     makes[key] = lambda p=probe, o=operands: self._kernel_backward(p, o)
                 yield [_Task(key, make) for key, make in makes.items()]
         for probe in pace_probes(workload.sizes, workload.dtypes[0]):
-            found = [_Task(f"pace {probe.op}", lambda p=probe: self._forwards(p, _PACED), calls=_PACED)]
+            tasks = [_Task(f"pace {probe.op}", lambda p=probe: self._forwards(p, _PACED), calls=_PACED)]
             if probe.passes().backward:
                 back = _Task(f"pace {probe.op} backward", lambda p=probe: self._backwards(p, _PACED), calls=_PACED)
-                found.append(back)
-            yield found
+                tasks.append(back)
+            yield tasks
         waits = not self.clock.on_gpu
         timed = self._joined_s if waits else Clock.together_s
         for size in workload.group_sizes:

@@ -75,9 +75,9 @@ def changed(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
         cluster = _with_bandwidth(cluster, changes[BANDWIDTH])
     for name, apply in ((MEMORY, _with_memory), (FLOPS, _with_flops)):
         if name in changes:
-            cluster = _with_devices(cluster, lambda d, own=apply, c=changes[name]: own(d, c))
-    told = ", ".join(f"{name}={change.text}" for name, change in changes.items())
-    return replace(cluster, provenance=f"{cluster.provenance}; changed: {told}") if changes else cluster
+            cluster = _with_devices(cluster, lambda d, change=apply, c=changes[name]: change(d, c))
+    changes_text = ", ".join(f"{name}={change.text}" for name, change in changes.items())
+    return replace(cluster, provenance=f"{cluster.provenance}; changed: {changes_text}") if changes else cluster
 
 
 def num_nodes(cluster: Cluster) -> int:

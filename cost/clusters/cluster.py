@@ -233,8 +233,8 @@ class Cluster:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form, described by `cost/clusters/cluster.schema.json`."""
-        own, left_out = replace(self, schedules=None), {"schedules", "device" if self.parts else "parts"}
-        fields = {name: value for name, value in asdict(own).items() if name not in left_out}
+        plain, left_out = replace(self, schedules=None), {"schedules", "device" if self.parts else "parts"}
+        fields = {name: value for name, value in asdict(plain).items() if name not in left_out}
         schedules = {} if self.schedules is None else {"schedules": self.schedules.to_json()}
         return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(fields)), **schedules}
 

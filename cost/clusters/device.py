@@ -109,8 +109,8 @@ class Device:
         """Return the largest ratio of this device's rates to `other`'s, over matrix products and memory."""
         quicker = self.memory_bytes_per_s / other.memory_bytes_per_s
         for precision in self.flops_per_s.keys() | other.flops_per_s.keys():
-            own, its = (d.peak_flops_per_s(precision) * d.matmul_efficiency for d in (self, other))
-            quicker = max(quicker, own / its)
+            mine, its = (d.peak_flops_per_s(precision) * d.matmul_efficiency for d in (self, other))
+            quicker = max(quicker, mine / its)
         return quicker
 
 
@@ -157,14 +157,14 @@ def _passes(by_operator: object, owner: str, field_name: str, unit: str) -> dict
     if not isinstance(by_operator, Mapping):
         problem = f"expected a mapping of operator to (forward, backward) {unit}, got {by_operator!r}; leave it out"
         raise checks.FieldError(owner, field_name, problem)
-    found: dict[str, tuple[float, float]] = {}
+    by_name: dict[str, tuple[float, float]] = {}
     for name, pair in by_operator.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             problem = f"expected two numbers, the {unit} of forward and of backward, got {pair!r}; give both"
             raise checks.FieldError(owner, f"{field_name}.{name}", problem)
         forward, backward = (checks.non_negative(x, owner, f"{field_name}.{name}", unit) for x in pair)
-        found[str(name)] = (forward, backward)
-    return found
+        by_name[str(name)] = (forward, backward)
+    return by_name
 
 
 def _rates(flops: object, owner: str, name: str, unit: str) -> dict[str, float]:

@@ -25,14 +25,14 @@ SYNTHESIZED = "synthesized"
 class Schedules:
     """Schedules to choose from. Equal if they hold the same ones.
 
-    own: schedules that are given, each for groups of its number of ranks.
+    given: schedules that are given, each for groups of its number of ranks.
     """
 
     is_synthesized = False
 
-    def __init__(self, own: Sequence[Schedule] = ()) -> None:
-        self.own = tuple(own)
-        texts = sorted(map(write_schedule, self.own))
+    def __init__(self, given: Sequence[Schedule] = ()) -> None:
+        self.given = tuple(given)
+        texts = sorted(map(write_schedule, self.given))
         self.digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:
@@ -42,7 +42,7 @@ class Schedules:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return f"Schedules({', '.join(schedule.name for schedule in self.own)})"
+        return f"Schedules({', '.join(schedule.name for schedule in self.given)})"
 
     @property
     def _key(self) -> tuple[bool, str]:
@@ -50,11 +50,11 @@ class Schedules:
 
     def candidates(self, kind: str, levels: tuple[Level, ...], num_ranks: int) -> tuple[Schedule, ...]:
         """Return what can carry out a kind of collective in a group of `num_ranks`, whose network has these levels."""
-        return tuple(one for one in self.own if (one.collective.kind, one.num_ranks) == (kind, num_ranks))
+        return tuple(one for one in self.given if (one.collective.kind, one.num_ranks) == (kind, num_ranks))
 
     def to_json(self) -> object:
         """Return the form of cluster files: the schedules, one after the other."""
-        return [json.loads(write_schedule(schedule)) for schedule in self.own]
+        return [json.loads(write_schedule(schedule)) for schedule in self.given]
 
 
 class Synthesized(Schedules):

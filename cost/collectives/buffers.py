@@ -70,8 +70,8 @@ def axes_bytes(graph: Graph, cluster: Cluster, moves: Iterable[tuple[str, Move]]
     if cluster.backend != "nccl":
         return 0.0
     rows, communication = nccl.generation(cluster.device.name), Communication(cluster, graph.mesh.device_sizes)
-    found = collectives_of(graph, moves).items()
-    return sum(group_bytes(collectives, communication.links(axis), rows) for axis, collectives in found)
+    by_axis = collectives_of(graph, moves).items()
+    return sum(group_bytes(collectives, communication.links(axis), rows) for axis, collectives in by_axis)
 
 
 def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
@@ -85,17 +85,17 @@ def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
 
 def collectives_of(graph: Graph, moves: Iterable[tuple[str, Move]] | None = None) -> Mapping[int, Collection[str]]:
     """Return, by mesh axis, the collectives that a typed graph's moves and operators run, forward or backward."""
-    found = defaultdict[int, set[str]](set)
+    by_axis = defaultdict[int, set[str]](set)
     for split in dict.fromkeys(node.split for node in graph.nodes):
         for axis, choice in enumerate(split):
             if choice.exchange is not None:
-                found[axis].add(choice.exchange.collective)
-    for start, move in moves if moves is not None else (own[1:] for own in fused_moves(graph)):
+                by_axis[axis].add(choice.exchange.collective)
+    for start, move in moves if moves is not None else (move[1:] for move in fused_moves(graph)):
         forward, backward = move.collectives()
         for name in (forward, backward if graph.types[start].grad else ""):
             if name in COLLECTIVES:
-                found[move.axis].add(name)
-    return found
+                by_axis[move.axis].add(name)
+    return by_axis
 
 
 def group_bytes(collectives: Collection[str], links: Sequence[Link], rows: Generation) -> float:
@@ -121,14 +121,14 @@ def group_bytes(collectives: Collection[str], links: Sequence[Link], rows: Gener
 
 def _algorithms(collectives: Collection[str], links: Sequence[Link], rows: Generation) -> set[str]:
     """Return the algorithms ("ring", "tree", "nvls") that NCCL chooses at some size; on a torus, always a ring."""
-    found = set[str]()
+    names_of_algorithms = set[str]()
     for collective in (name for name in COLLECTIVES if name in collectives and name != "all_to_all"):
         if any(link.grid for link in links):
-            found.add("ring")
+            names_of_algorithms.add("ring")
             continue
         names = (piece.name.split()[0] for piece in nccl.curve(collective, tuple(links), rows).pieces)
-        found.update(name if name in ("tree", "nvls") else "ring" for name in names)
-    return found
+        names_of_algorithms.update(name if name in ("tree", "nvls") else "ring" for name in names)
+    return names_of_algorithms
 
 
 def _sends_bytes(num_peers: int, links: Sequence[Link], rows: Generation) -> float:
@@ -146,11 +146,11 @@ def _shared_bytes(links: Sequence[Link], rows: Generation) -> float:
 def _channels_per_peer(links: Sequence[Link], rows: Generation) -> int:
     """Return the least number of channels that any two members need."""
     channels, size = _power_of_two(nccl.num_channels(links, rows)), nccl.num_nodes(links) * _inside(links)
-    found = _power_of_two(min(_links_of(link, rows) for link in links))
+    per_peer = _power_of_two(min(_links_of(link, rows) for link in links))
     across = nccl.num_nodes(links) > 1 or size > MOST_IN_HOST
-    while across and found > 1 and found * size > channels:
-        found //= 2
-    return min(found, channels)
+    while across and per_peer > 1 and per_peer * size > channels:
+        per_peer //= 2
+    return min(per_peer, channels)
 
 
 def _links_of(link: Link, rows: Generation) -> int:

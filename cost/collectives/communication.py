@@ -110,8 +110,8 @@ class Communication:
             if schedules is None or collective not in SCHEDULED or library is NOTHING:
                 self._picks[key] = Picks(library)
             else:
-                own = network_of(self.groups[axis], self.cluster.levels, exchanges=collective == "all_to_all")
-                self._picks[key] = picks(collective, own, schedules, self.cluster.backend, library)
+                network = network_of(self.groups[axis], self.cluster.levels, exchanges=collective == "all_to_all")
+                self._picks[key] = picks(collective, network, schedules, self.cluster.backend, library)
         return self._picks[key]
 
     def library(self, collective: Collective, axis: int) -> Curve:

@@ -109,21 +109,21 @@ def rising(pieces: Sequence[CurvePiece]) -> Curve:
 
     Equal neighbours become one piece.
     """
-    kept: list[CurvePiece] = []
+    pieces_in_order: list[CurvePiece] = []
     for index, piece in enumerate(pieces):
         start, line, name = piece
-        if kept:
-            reached = kept[-1].line.time_s(start)
+        if pieces_in_order:
+            reached = pieces_in_order[-1].line.time_s(start)
             if line.time_s(start) < reached * (1 - 1e-12):
                 end = pieces[index + 1].start_bytes if index + 1 < len(pieces) else float("inf")
-                _append(kept, CurvePiece(start, CostLine(reached, 0.0), name))
+                _append(pieces_in_order, CurvePiece(start, CostLine(reached, 0.0), name))
                 start = (reached - line.latency_s) / line.s_per_byte if line.s_per_byte > 0 else end
                 if start >= end:
                     continue
-        _append(kept, CurvePiece(start, line, name))
-    return Curve(tuple(kept))
+        _append(pieces_in_order, CurvePiece(start, line, name))
+    return Curve(tuple(pieces_in_order))
 
 
-def _append(kept: list[CurvePiece], piece: CurvePiece) -> None:
-    if not kept or kept[-1][1:] != piece[1:]:
-        kept.append(piece)
+def _append(pieces: list[CurvePiece], piece: CurvePiece) -> None:
+    if not pieces or pieces[-1][1:] != piece[1:]:
+        pieces.append(piece)

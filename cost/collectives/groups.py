@@ -160,8 +160,8 @@ def links_of(group: AxisGroup, levels: tuple[Level, ...]) -> tuple[Link, ...]:
     links, inside, capacity, below = list[Link](), 1, 1, None
     for level, split, grid in zip(levels, group.splits, group.grids, strict=True):
         if split > 1:
-            beside = max(1, group.stride // capacity)
-            link = _link(level, split, inside, grid, beside)
+            neighbours = max(1, group.stride // capacity)
+            link = _link(level, split, inside, grid, neighbours)
             if level.topology == "rail":
                 aligned = group.stride % capacity == 0 or inside * group.stride == capacity
                 link = _on_rails(link, level, below, aligned=aligned)
@@ -195,11 +195,11 @@ def between(source: int, target: int, levels: Sequence[Level]) -> Link | None:
     return Link(level.name, level.kind, False, 2, 1, (2,), bool(level.dims), bandwidth, bandwidth, level.latency_s)
 
 
-def _link(level: Level, split: int, inside: int, grid: tuple[int, ...], beside: int) -> Link:
+def _link(level: Level, split: int, inside: int, grid: tuple[int, ...], neighbours: int) -> Link:
     full, hop_s = level.shared_bytes_per_s, level.latency_s
     near = far = full
     if level.topology == "ring" or level.dims:
-        near, far, hop_s = _grid(level, grid, beside)
+        near, far, hop_s = _grid(level, grid, neighbours)
     elif level.topology == "mesh":
         near = far = full * (split - 1) / (level.size - 1)
     dims = tuple(k for k in grid if k > 1)
@@ -225,36 +225,36 @@ def _off_rail(level: Level, below: Level | None, share: float) -> float:
 
 
 class _Span(NamedTuple):
-    """A group along one dimension of a grid: of `extent` units every `apart`-th is a member, `k` in all.
+    """A group along one dimension of a grid: of `extent` units every `spacing`-th is a member, `k` in all.
 
     `near`: a member's bytes per second to its neighbours. `closed`: whether the members are a ring.
     """
 
     extent: int
     k: int
-    apart: int
+    spacing: int
     closed: bool
     near: float
 
 
-def _spans(level: Level, grid: tuple[int, ...], beside: int) -> list[_Span]:
+def _spans(level: Level, grid: tuple[int, ...], neighbours: int) -> list[_Span]:
     """Return the dimensions along which a group spreads on a ring, a torus or a grid, innermost first."""
     extents = tuple(reversed(level.dims)) or (level.size,)
     each, spans = level.shared_bytes_per_s / len(extents), list[_Span]()
     for extent, k in zip(extents, grid, strict=True):
         if k > 1:
-            apart = max(1, min(beside, extent // k))
-            closed = level.topology != "mesh" and k * apart == extent
-            spans.append(_Span(extent, k, apart, closed, each / apart / (1 if closed else 2)))
-        beside = max(1, beside // extent)
+            spacing = max(1, min(neighbours, extent // k))
+            closed = level.topology != "mesh" and k * spacing == extent
+            spans.append(_Span(extent, k, spacing, closed, each / spacing / (1 if closed else 2)))
+        neighbours = max(1, neighbours // extent)
     return spans
 
 
-def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:
+def _grid(level: Level, grid: tuple[int, ...], neighbours: int) -> tuple[float, float, float]:
     """Return bandwidth to neighbours, bandwidth in an exchange, and hop latency, on a ring, a torus or a grid."""
-    spans, split = _spans(level, grid, beside), prod(grid)
+    spans, split = _spans(level, grid, neighbours), prod(grid)
     crossing_s = max(span.k**2 // 4 / span.k / span.near for span in spans)
-    steps = max(1, *(span.apart for span in spans))
+    steps = max(1, *(span.spacing for span in spans))
     return len(spans) * min(span.near for span in spans), (split - 1) / split / crossing_s, level.latency_s * steps
 
 

@@ -32,7 +32,7 @@ class TensorClass:
         stored: a parameter, which is gathered for each use.
         view: a view of a parameter. It is not gathered itself: the parameter is, before the view is taken. Its gradient
             is summed there too, with others and beside backward, unless readers of one view need it both ways.
-        again: backward reads the parameter, which is gathered again for it: the gathered weight is not kept.
+        recomputed: backward reads the parameter, which is gathered again for it: the gathered weight is not kept.
         summed: the dtype of the gradient if it differs, as for a parameter that was cast.
         gathered_as: the encoding in which a parameter is gathered; `summed_as`: in which its gradient is summed.
         zero: how long a gathered, trained parameter stays.
@@ -47,7 +47,7 @@ class TensorClass:
     grad: bool
     stored: bool = False
     view: bool = False
-    again: bool = False
+    recomputed: bool = False
     summed: str = ""
     zero: Zero = "zero-3"
     twice: bool = False
@@ -140,7 +140,7 @@ class Loop:
         if _is_gather(tensor, move):
             if tensor.zero == "zero-2":
                 num_forward = 1
-            elif tensor.zero == "zero-3" and tensor.again and (self.num_microbatches == 1 or times > 1):
+            elif tensor.zero == "zero-3" and tensor.recomputed and (self.num_microbatches == 1 or times > 1):
                 num_forward = 2 * times
         elif tensor.twice:
             num_forward = 2 * times
@@ -233,4 +233,4 @@ class MoveCosts:
 
 def _is_gather(tensor: TensorClass, move: Move) -> bool:
     """Return whether the move gathers a parameter."""
-    return (tensor.stored or tensor.again) and move.kind.forward == "all_gather"
+    return (tensor.stored or tensor.recomputed) and move.kind.forward == "all_gather"

@@ -38,10 +38,10 @@ def resharding_s(cluster: Cluster, tensor: Tensor, num_bytes: float, source: Sta
     """Return the seconds to move a microbatch's part of a tensor; a device of the source has `num_bytes` of it."""
     most = busiest(tensor, source.mesh, target.mesh)
     shards = [axis for axis, layout in enumerate(tensor.layouts) if layout.is_shard]
-    here, there = (prod(own.mesh.device_sizes[axis] for axis in shards) for own in (source, target))
+    here, there = (prod(stage.mesh.device_sizes[axis] for axis in shards) for stage in (source, target))
     ranks = range(min(source.first_rank, target.first_rank), max(source.ranks.stop, target.ranks.stop))
-    own, first = (cluster.part(ranks), ranks.start) if cluster.parts else (cluster, 0)
-    links, ends = Communication(own, ()), (ranks[0] - first, ranks[-1] - first)
+    part, first = (cluster.part(ranks), ranks.start) if cluster.parts else (cluster, 0)
+    links, ends = Communication(part, ()), (ranks[0] - first, ranks[-1] - first)
     start_s = links.send_s(*ends, 0.0)
     sending_s = links.send_s(*ends, num_bytes * max(most.sent, here / there * most.received)) - start_s
     return most.messages * start_s + sending_s

@@ -95,19 +95,19 @@ def picks(
     topology = of_levels("group", levels)
     if not _can_pay(collective, topology, backend, library):
         return Picks(library)
-    own = schedules.candidates(collective, levels, topology.num_ranks)
-    candidates = [_Candidate(one, topology, backend) for one in own if fits(one, topology)]
+    given = schedules.candidates(collective, levels, topology.num_ranks)
+    candidates = [_Candidate(one, topology, backend) for one in given if fits(one, topology)]
     if not candidates:
         return Picks(library)
     starts = sorted({0.0, *SIZES, *(piece.start_bytes for piece in library.pieces)})
     pieces, picked = list[CurvePiece](), list[Schedule | None]()
     for start, end in pairwise([*starts, 4 * starts[-1]]):
-        own, best = library.at(start), _best(candidates, start, (start + end) / 2, library)
+        usual, best = library.at(start), _best(candidates, start, (start + end) / 2, library)
         picked.append(best.schedule if best else None)
-        line = best.line(bisect_right(SIZES, start) - 1) if best else own.line
-        pieces.append(CurvePiece(start, line, best.schedule.name if best else own.name))
-    kept = [i for i, one in enumerate(picked) if not i or one is not picked[i - 1]]
-    return Picks(rising(pieces), tuple(starts[i] for i in kept), tuple(picked[i] for i in kept))
+        line = best.line(bisect_right(SIZES, start) - 1) if best else usual.line
+        pieces.append(CurvePiece(start, line, best.schedule.name if best else usual.name))
+    changed = [i for i, one in enumerate(picked) if not i or one is not picked[i - 1]]
+    return Picks(rising(pieces), tuple(starts[i] for i in changed), tuple(picked[i] for i in changed))
 
 
 def _best(candidates: Sequence[_Candidate], start: float, middle: float, library: Curve) -> _Candidate | None:

@@ -41,14 +41,14 @@ def groups_of_mesh(cluster: Cluster, mesh: Mesh) -> Mapping[GroupName, Group]:
     along = {name: at for at, name in enumerate(name for name in names if sizes[name] > 1)}
     real, groups = list(along), dict[GroupName, Group]()
     for chosen in product((False, True), repeat=len(names)):
-        own = tuple(compress(names, chosen))
-        places = [along[name] for name in own if name in along]
+        along_axes = tuple(compress(names, chosen))
+        places = [along[name] for name in along_axes if name in along]
         if not places or places[-1] - places[0] >= len(places):
             continue
         first, end = places[0], places[-1] + 1
         merged = [[name] for name in real[:first]], [real[first:end]], [[name] for name in real[end:]]
         mesh_sizes = [prod(sizes[name] for name in each) for part in merged for each in part]
-        groups[own] = Group(Communication(cluster, mesh_sizes), first)
+        groups[along_axes] = Group(Communication(cluster, mesh_sizes), first)
     return groups
 
 
@@ -64,9 +64,9 @@ def group_of_stages(cluster: Cluster, meshes: Sequence[Mesh], stages: Sequence[i
 
     `meshes`: of all stages; `stages`: those of the group, in order.
     """
-    apart = {after - before for before, after in pairwise(stages)}
-    if len(apart) != 1 or len({meshes[stage] for stage in stages}) != 1:
+    distances = {after - before for before, after in pairwise(stages)}
+    if len(distances) != 1 or len({meshes[stage] for stage in stages}) != 1:
         return None
     num_devices = meshes[stages[0]].num_devices
     most = cluster.num_devices // (len(stages) * num_devices)
-    return Group(Communication(cluster, (len(stages), min(apart.pop(), most) * num_devices)), 0)
+    return Group(Communication(cluster, (len(stages), min(distances.pop(), most) * num_devices)), 0)

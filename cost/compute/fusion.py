@@ -47,8 +47,8 @@ def fusions(graph: Graph) -> Mapping[str, Fusion]:
     for node in nodes:
         inside = tuple(i for i, name in enumerate(node.inputs) if name in absorbed) if node.name in joining else ()
         if inside or node.name in absorbed:
-            kept = _is_kept(graph, node)
-            fused[node.name] = Fusion(inside, node.name in absorbed, node.name in absorbed and not kept)
+            is_stored = _is_kept(graph, node)
+            fused[node.name] = Fusion(inside, node.name in absorbed, node.name in absorbed and not is_stored)
     return fused
 
 

@@ -63,7 +63,7 @@ Option = tuple[Choices, tuple[Layouts, ...], Layouts]
 class NodeCost:
     """Time and kept bytes of one operator under each of its choices.
 
-    `operands` and `result` are logical types; `grad` says which get a gradient. `kept` lists the values that backward
+    `operands` and `result` are logical types; `grad` says which get a gradient. `saved` lists the values that backward
     keeps and that no other operator is charged for; `written` says how the operator is written in code. `band` says
     which keys queries see, if it is attention.
     """
@@ -75,13 +75,13 @@ class NodeCost:
         result: TensorType,
         sizes: tuple[int, ...],
         compute: Compute,
-        kept: tuple[int | str, ...],
+        saved: tuple[int | str, ...],
         written: Written,
         band: Band = ALL,
     ) -> None:
         self.band = band
         self.operands, self.result, self.sizes = tuple(operands), result, sizes
-        self.compute, self.kept = compute, kept
+        self.compute, self.kept = compute, saved
         self.written: Written = written
         self.op, self.attrs = node.op, node.attrs
         self.row = node.row
@@ -111,9 +111,8 @@ class NodeCost:
         operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in shaped)
         result = TensorType(part.result, self.result.dtype, (), self.result.grad)
         drawn = num_drawn(self.compute.device.kind, self.result, part.result) if self.row and self.row.random else 0
-        own = dict(self.attrs)
-        local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders,
-                      part.step, part.used)  # fmt: skip
+        local = Local(self.row, dict(self.attrs), self.signature, part.extents, operands, result, drawn, self.written,
+                      part.senders, part.step, part.used)  # fmt: skip
         return (kernels := passes(local)), self.compute.passes_s(self.op, kernels)
 
     def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> OperatorPart:
@@ -155,7 +154,7 @@ class NodeCost:
         local = np.array([*chain.from_iterable(shapes), *factors, 1, 1, 1, 1]) // np.maximum(among, 1)
         local[:, -4:] = among[:, -4:]
         if self.band != ALL:
-            splits = (tuple(own[n][0] for own, n in zip(per_axis, row, strict=True)) for row in numbers)
+            splits = (tuple(options[n][0] for options, n in zip(per_axis, row, strict=True)) for row in numbers)
             local[:, -2:] = [self._used(split) for split in splits]
         distinct = dict[tuple[int, ...], int]()
         of = [distinct.setdefault(row, len(distinct)) for row in map(tuple, local.tolist())]
@@ -189,10 +188,10 @@ class NodeCost:
         """Return the bytes that stay on a device for the backward pass."""
         return self.part_bytes(self.part(split, needs, result), self.kept)
 
-    def part_bytes(self, part: OperatorPart, kept: Sequence[int | str]) -> float:
-        """Return the bytes of the `kept` values of a part."""
+    def part_bytes(self, part: OperatorPart, saved: Sequence[int | str]) -> float:
+        """Return the bytes of the `saved` values of a part."""
         total = 0.0
-        for item in kept:
+        for item in saved:
             if item == "result":
                 total += prod(part.result) * ITEM_BYTES[self.result.dtype]
             elif item in BESIDE:

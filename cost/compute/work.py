@@ -129,11 +129,11 @@ class Local:
 
 def passes(part: Local) -> Passes:
     """Return the kernels of an operator on one device."""
-    found = _passes(part)
+    passes = _passes(part)
     if part.row is not None and part.row.contraction and part.row.passes > 1:
-        return found
+        return passes
     num_floats = sum(is_float(t.dtype) for t in part.operands)
-    return replace(found, gradients=len(part.trained) / num_floats if num_floats else 0.0, groups=_groups(part))
+    return replace(passes, gradients=len(part.trained) / num_floats if num_floats else 0.0, groups=_groups(part))
 
 
 def _groups(part: Local) -> int:
@@ -175,13 +175,13 @@ def _passes(part: Local) -> Passes:
 # ------------------------------------------------------------------------------------------------------- contractions
 
 
-def matmul_shape(signature: Signature, extents: Sequence[int], outside: Sequence[str]) -> tuple[int, int, int, int]:
+def matmul_shape(signature: Signature, extents: Sequence[int], uncounted: Sequence[str]) -> tuple[int, int, int, int]:
     """Return (batch, m, n, k) of the matrix multiplication that a contraction of two operands is."""
     first, second = ({f for dim in dims for f in dim} for dims in signature.operands[:2])
     result = {f for dim in signature.result for f in dim}
     batch, m, n, k, groups = 1, 1, 1, 1, 1
     for f, extent in enumerate(extents):
-        if signature.factors[f].name in outside:
+        if signature.factors[f].name in uncounted:
             groups *= extent if f in second else 1  # one multiplication per group, each with its part of the rows
         elif f in result:
             batch, m, n = (
@@ -258,19 +258,19 @@ def _attention(part: Local) -> Passes:
     q, k = part.operands[0].shape, part.operands[1].shape
     shape = (prod(q[:-2]), q[-2], k[-2], q[-1])
     rounds, senders, offset = part.used.parts, round(part.senders), part.shapes.operands[0][-2] // part.step - q[-2]
-    apart = k[-2] if part.step == 1 else 0
+    shift = k[-2] if part.step == 1 else 0
     causal = bool(part.attrs.get("causal", False))
     mask = _bytes(part.operands[3:]) // senders  # its columns, for the keys of one part
     num_bytes = _bytes(part.operands[:3]) + mask + part.result.num_bytes
-    again = num_bytes + part.result.num_bytes + _bytes(part.trained)
+    gradient_bytes = num_bytes + part.result.num_bytes + _bytes(part.trained)
     forward, backward = list[Work](), list[Work]()
     for number in range(senders - rounds, senders):
-        seen = _seen(q[-2], k[-2], offset - number * apart) if causal else q[-2] * k[-2]
+        seen = _seen(q[-2], k[-2], offset - number * shift) if causal else q[-2] * k[-2]
         seen = min(seen, part.used.pairs / rounds) if part.used.pairs else seen
         flops = 2.0 * shape[0] * seen * (q[-1] + part.operands[2].shape[-1])
-        own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (senders == 1 or seen < q[-2] * k[-2]))
-        forward.append(own)
-        backward.append(replace(own, flops=2.5 * flops, num_bytes=again, backward=True))
+        work = Work("attention", shape, flops, num_bytes, part.dtype, causal and (senders == 1 or seen < q[-2] * k[-2]))
+        forward.append(work)
+        backward.append(replace(work, flops=2.5 * flops, num_bytes=gradient_bytes, backward=True))
     merges, sums = (rounds - 1) * [_merge(part.result)], (rounds - 1) * [*map(_merge, part.operands[:3])]
     return Passes((*forward, *merges), (*backward, *sums) if part.trained else (), groups=rounds)
 
@@ -320,15 +320,15 @@ def _passes_gradient_on(part: Local) -> bool:
 
 def _moved_back(part: Local) -> tuple[Work, ...]:
     """Return the backward of an operator that only moves elements: a view, a pass (larger operand) or a sum."""
-    found: list[Work] = []
+    works: list[Work] = []
     if part.written == "part":
         return (_work(part, "copy", 2 * part.result.num_bytes),) if part.trained else ()
     for t in part.trained:
         if part.row is not None and part.row.view and t.num_elements > part.result.num_elements:
-            found.append(_work(part, "copy", t.num_bytes + 2 * part.result.num_bytes))  # zeros, then one part
+            works.append(_work(part, "copy", t.num_bytes + 2 * part.result.num_bytes))  # zeros, then one part
         elif t.num_elements >= part.result.num_elements or not _is_broadcast(part, t):
-            found.append(_view(part))
-    return (*found, *_broadcast_sums(part))
+            works.append(_view(part))
+    return (*works, *_broadcast_sums(part))
 
 
 def _broadcast_sums(part: Local) -> tuple[Work, ...]:
@@ -404,10 +404,10 @@ def _foreign(part: Local) -> Passes:
     def work(passes: int) -> Work:
         times = passes * share
         side = max(1, round((call.flops / 2) ** (1 / 3)))
-        found = Work("matmul", (1, side, side, side), 0.0, passes * num_bytes, part.dtype)
-        found = found if call.flops else _work(part, "pointwise", passes * num_bytes)
-        found = replace(found, flops=times * call.flops or passes * found.flops)
-        return Timed(*astuple(found), device=call.device, seconds=times * call.seconds) if call.seconds else found
+        work = Work("matmul", (1, side, side, side), 0.0, passes * num_bytes, part.dtype)
+        work = work if call.flops else _work(part, "pointwise", passes * num_bytes)
+        work = replace(work, flops=times * call.flops or passes * work.flops)
+        return Timed(*astuple(work), device=call.device, seconds=times * call.seconds) if call.seconds else work
 
     return Passes((work(1),), (work(2),) if part.result.grad else ())
 

@@ -61,9 +61,9 @@ class Place(NamedTuple):
 
     def num_bytes(self, way: int, start: int, end: int) -> float:
         """Return the bytes that units from `start` until `end` need in a way."""
-        own = self.ways[way][start:end]
-        kept = sum(unit.stored_bytes + self.in_flight * unit.kept_bytes for unit in own)
-        return kept + max((unit.peak_bytes for unit in own), default=0.0)
+        units = self.ways[way][start:end]
+        kept_bytes = sum(unit.stored_bytes + self.in_flight * unit.kept_bytes for unit in units)
+        return kept_bytes + max((unit.peak_bytes for unit in units), default=0.0)
 
 
 class Spread(NamedTuple):
@@ -156,9 +156,9 @@ def _ends(places: Sequence[Place]) -> list[int]:
         return list(range(len(units) + 1))
     until = np.cumsum([unit.seconds for unit in units])
     steps = np.linspace(0.0, until[-1], MOST_UNITS + 1)[1:-1]
-    own = {0, len(units), *(int(i) + 1 for i in np.searchsorted(until, steps))}
+    ends = {0, len(units), *(int(i) + 1 for i in np.searchsorted(until, steps))}
     further = np.linspace(0, len(units), len(places) + 1)  # in case few units take nearly all of the time
-    return sorted(own.union(map(int, further)))
+    return sorted(ends.union(map(int, further)))
 
 
 class _Row(NamedTuple):
@@ -171,8 +171,8 @@ class _Row(NamedTuple):
 
     def sums(self, most: int) -> tuple[_Floats, _Floats, _Floats, _Floats]:
         """Return the sums over neighbours, and the largest of their peaks."""
-        stored, kept = (_sums(values, most, too_few=0.0) for values in (self.stored_bytes, self.kept_bytes))
-        return _sums(self.seconds, most), stored, kept, _most(self.peak_bytes, most)
+        stored, kept_bytes = (_sums(values, most, too_few=0.0) for values in (self.stored_bytes, self.kept_bytes))
+        return _sums(self.seconds, most), stored, kept_bytes, _most(self.peak_bytes, most)
 
     def least_s(self, size: int) -> float:
         """Return the least seconds of `size` neighbours."""
@@ -182,30 +182,30 @@ class _Row(NamedTuple):
 def _row(place: Place, ends: Sequence[int]) -> _Row:
     """Return the units of a place, with those between two of the `ends` merged."""
     columns, starts = np.array(place.ways), list(ends[:-1])
-    seconds, stored, kept = (np.add.reduceat(columns[..., kind], starts, axis=1) for kind in range(3))
-    return _Row(seconds, stored, kept, np.maximum.reduceat(columns[..., 3], starts, axis=1))
+    seconds, stored, kept_bytes = (np.add.reduceat(columns[..., kind], starts, axis=1) for kind in range(3))
+    return _Row(seconds, stored, kept_bytes, np.maximum.reduceat(columns[..., 3], starts, axis=1))
 
 
 def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Tables:
     """Return the tables of up to `most` units a stage. Where all memory is free, `in_flight` does not matter."""
     keys = [(id(p.ways), p.free_bytes, p.in_flight if p.free_bytes < inf else 1) for p in places]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    sums = {own: row.sums(most) for own, row in rows.items()}
-    by_kind = [_table(*sums[own], free_bytes, in_flight) for own, free_bytes, in_flight in numbers]
+    sums = {key: row.sums(most) for key, row in rows.items()}
+    by_kind = [_table(*sums[key], free_bytes, in_flight) for key, free_bytes, in_flight in numbers]
     seconds, fullness, way = map(np.stack, zip(*by_kind, strict=True))
     whole_s = min(float(row.seconds.cumsum(1)[:, -1].min()) for row in rows.values())
     return _Tables(whole_s, tuple(numbers[key] for key in keys), seconds, fullness, way)
 
 
 def _table(
-    seconds: _Floats, stored: _Floats, kept: _Floats, peak: _Floats, free_bytes: float, in_flight: int
+    seconds: _Floats, stored: _Floats, kept_bytes: _Floats, peak: _Floats, free_bytes: float, in_flight: int
 ) -> tuple[_Floats, _Floats, NDArray[np.intp]]:
     """Return the seconds, fullness and best way of a stage."""
-    needed = stored + in_flight * kept + peak
+    needed = stored + in_flight * kept_bytes + peak
     seconds = np.where(needed <= free_bytes, seconds, inf)
     way = seconds.argmin(0)
     fullness = needed / (free_bytes or 1.0)
-    seconds, fullness = (np.take_along_axis(own, way[None], 0)[0] for own in (seconds, fullness))
+    seconds, fullness = (np.take_along_axis(table, way[None], 0)[0] for table in (seconds, fullness))
     return seconds, fullness, way
 
 

@@ -44,15 +44,15 @@ class Sharing:
 
     @property
     def most(self) -> float:
-        """The largest `beside` for which `pace` is the rate of both at once, or 1000."""
+        """The largest `overlap` for which `pace` is the rate of both at once, or 1000."""
         return min(self.compute / (1 - self.communication), 1e3) if self.communication < 1 else 1e3
 
-    def pace(self, beside: float) -> float:
+    def pace(self, overlap: float) -> float:
         """Return the most seconds of work done in a second: by compute alone, communication alone, or both.
 
-        A second of communication counts as `beside`, if compute can run beside it.
+        A second of communication counts as `overlap`, if compute can run beside it.
         """
-        return max(1.0, beside, self.compute + beside * self.communication)
+        return max(1.0, overlap, self.compute + overlap * self.communication)
 
 
 SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing(0.5, 0.5)}
@@ -65,7 +65,7 @@ that compute; assumed to share them evenly."""
 def exposed_s(sent: Transfers[float], compute_s: float, sharing: Sharing) -> float:
     """Return the seconds by which transfers make an operator that computes for `compute_s` take longer."""
     part_s = compute_s / max(1, len(sent.during))
-    late_s = sum(_both_s(part_s, sum(beside), sharing) - part_s for beside in sent.during)
+    late_s = sum(_both_s(part_s, sum(sent_meanwhile), sharing) - part_s for sent_meanwhile in sent.during)
     return sum(sent.before) + late_s + sum(sent.after)
 
 
@@ -143,5 +143,7 @@ def _speeds(streams: Collection[str], sharing: Sharing) -> dict[str, float]:
     collectives = len(streams) - (COMPUTE in streams) - (COPY in streams)
     if not collectives:
         return dict.fromkeys(streams, 1.0)
-    beside = sharing.communication if COMPUTE in streams else 1.0
-    return {s: sharing.compute if s == COMPUTE else 1.0 if s == COPY else beside / collectives for s in streams}
+    collective_speed = sharing.communication if COMPUTE in streams else 1.0
+    return {
+        s: sharing.compute if s == COMPUTE else 1.0 if s == COPY else collective_speed / collectives for s in streams
+    }

@@ -29,9 +29,9 @@ def gathered(steps: Steps, parameters: Sequence[Parameter], num_bytes: float, si
     """Return the codes of a gather of so many bytes on `size` devices: each encodes its slice, and decodes all."""
     if (encoding := parameters[0].gathered_as) is None:
         return None
-    own, sent = num_bytes / size, sum(p.gathered_sent(size) for p in parameters)
-    encode_s, decode_s = steps.encode_s(own, encoding), steps.decode_s(num_bytes, encoding)
-    return Codes(sent, encode_s, decode_s, quotient_bytes(own), sent * (1 + 1 / size))
+    part_bytes, sent = num_bytes / size, sum(p.gathered_sent(size) for p in parameters)
+    encode_s, decode_s = steps.encode_s(part_bytes, encoding), steps.decode_s(num_bytes, encoding)
+    return Codes(sent, encode_s, decode_s, quotient_bytes(part_bytes), sent * (1 + 1 / size))
 
 
 def scattered(steps: Steps, parameters: Sequence[Parameter], encoding: Encoding | None, size: int) -> Codes | None:

@@ -50,12 +50,12 @@ def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
             for axis in map(mesh.index, parameter.sums):
                 shards *= mesh.sizes[axis]
                 updated[axis] += times * parameter.used_bytes
-        if (own := known.get((stored, shards))) is None:
-            own = state_bytes(stored, execution, shards), update_s(stored, execution, device, shards)
-            known[stored, shards] = own
+        if (facts := known.get((stored, shards))) is None:
+            facts = state_bytes(stored, execution, shards), update_s(stored, execution, device, shards)
+            known[stored, shards] = facts
         counts[stored, shards] += times
-        kept, to_update = own
-        for category, num_bytes in kept.items():
+        by_category, to_update = facts
+        for category, num_bytes in by_category.items():
             held[category, leaf] = times * num_bytes
         if parameter.grad:
             overhead_s += times * device.update_overhead_s

@@ -97,8 +97,8 @@ class Maker:
 
     def units(self, execution: Execution) -> tuple[Unit, ...]:
         """Return the cost that every occurrence of a section adds to a stage, in order."""
-        own = [self._unit(number, execution) for number in range(len(self.cut))]
-        return tuple(own[number] for number in units(self.cut))
+        by_section = [self._unit(number, execution) for number in range(len(self.cut))]
+        return tuple(by_section[number] for number in units(self.cut))
 
     def _unit(self, number: int, execution: Execution) -> Unit:
         """Return the unit of a section; sections that differ in names only are measured once."""
@@ -127,11 +127,11 @@ class Maker:
         timelines = list(piece_timelines(piece, kinds, SHARING[self.steps.cluster.device.kind], self._simulated))
         each, first = timelines[:3], timelines[3:]
         stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
-        kept = sum(each[0].net.values())
-        peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
+        kept_bytes = sum(each[0].net.values())
+        peak = max(each[0].peak_bytes - kept_bytes, *(timeline.peak_bytes for timeline in each[1:]))
         stored = sum(what_is_stored(self.steps, self.leaves([piece])).held.values())
         seconds = sum(timeline.ready_s for timeline in each)
-        return Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
+        return Unit(seconds, stored + stays, kept_bytes, peak + sum(piece.pool.values()))
 
     def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
         key = (share, hold, two)
@@ -170,14 +170,14 @@ def _holds(execution: Execution) -> bool:
     )
 
 
-def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable:
+def _but_for_names(steps: Steps, stretches: Sequence[tuple[Stretch, int]]) -> Hashable:
     """Return everything that a piece depends on, with names replaced by numbers in order of appearance."""
     numbers, facts_in_order = dict[str, int](), list[Hashable]()
 
     def of(names: Iterable[str]) -> Hashable:
         return tuple([numbers.setdefault(name, len(numbers)) for name in names])
 
-    for stretch, times in own:
+    for stretch, times in stretches:
         facts_in_order.append((times, tuple(map(of, stretch.carried))))
         for o in stretch.operations:
             names = (o.name, o.alias, o.block), o.reads, o.weights, o.views, o.saved, o.keeps, o.gradients
@@ -193,9 +193,9 @@ def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable
     return tuple(facts_in_order)
 
 
-def _made(steps: Steps, name: str, own: Sequence[tuple[Stretch, int]], hold: bool, two: bool) -> ChunkSegments:
+def _made(steps: Steps, name: str, stretches: Sequence[tuple[Stretch, int]], hold: bool, two: bool) -> ChunkSegments:
     execution = steps.execution
-    chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
+    chunk = Chunk(stretches, steps.parameters, execution, steps.num_bytes)
     todo = actions(chunk, hold=hold, late=execution.assumed.late_gathers, ahead=execution.assumed.overlap, two=two)
     segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
     return ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))

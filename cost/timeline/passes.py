@@ -43,8 +43,8 @@ class Readers:
                 last[each] = {stream: task}
 
     def of(self, what: object) -> tuple[int, ...]:
-        found = self._last.get(what)
-        return tuple(found.values()) if found is not None else ()
+        tasks = self._last.get(what)
+        return tuple(tasks.values()) if tasks is not None else ()
 
 
 class Pass:
@@ -76,18 +76,18 @@ class Pass:
         if pieces is None:
             return ()
         start = occurrence.number - pieces.number
-        found = self.chunk.occurrences[start : start + pieces.length]
-        return found if len({o.rerun for o in found}) == 1 and len(found) == pieces.length else ()
+        members = self.chunk.occurrences[start : start + pieces.length]
+        return members if len({o.rerun for o in members}) == 1 and len(members) == pieces.length else ()
 
     def _pieces(self, occurrence: Occurrence) -> Pieces | None:
         return self.steps.costs[occurrence.operation.name].pieces
 
-    def emit_pair(self, own: Sequence[Occurrence], *, backward: bool = False, suffix: str = "") -> None:
+    def emit_pair(self, occurrences: Sequence[Occurrence], *, backward: bool = False, suffix: str = "") -> None:
         """Record operations of a pair in the order of their turns, and remember their tasks."""
-        members = [(o.operation.name, pieces) for o in own if (pieces := self._pieces(o)) is not None]
+        members = [(o.operation.name, pieces) for o in occurrences if (pieces := self._pieces(o)) is not None]
         tasks = record(self.recorder, members, backward=backward, suffix=suffix)
-        self.ran.update(zip((o.number for o in own), tasks, strict=True))
-        for o, ran in zip(own, tasks, strict=True):
+        self.ran.update(zip((o.number for o in occurrences), tasks, strict=True))
+        for o, ran in zip(occurrences, tasks, strict=True):
             name, scratch = o.operation.name, self.steps.costs[o.operation.name].scratch
             needed = scratch.backward if backward else scratch.forward
             self.recorder.take("temporary", needed, ran.first, (ran.last,), name=f"scratch of {name}{suffix}")
@@ -112,10 +112,10 @@ class Pass:
         for way in sent.before:
             self.recorder.launch(f"{name} dispatch", way.axis, way.seconds, blocks=True, messages=way.messages)
         parts, task = sent.during or ((),), -1
-        for beside in parts:
+        for sent_meanwhile in parts:
             begun = [
                 self.recorder.launch(f"{name} round", way.axis, way.seconds, blocks=False, messages=way.messages)
-                for way in beside
+                for way in sent_meanwhile
             ]
             task = self.recorder.compute(name, seconds / len(parts))
             self.recorder.await_(begun)

@@ -62,9 +62,11 @@ def record(
     recorder: Recorder, members: Sequence[tuple[str, Pieces]], *, backward: bool = False, suffix: str = ""
 ) -> list[Ran]:
     """Record operations of a pair, given by name in the order of their turns, and return the tasks of each."""
-    own = [_Member(recorder, name + suffix, p.is_move, p.backward if backward else p.forward) for name, p in members]
-    count, (first, *_) = members[0][1].num, own
-    moves, products = ([member for member in own if member.is_move == is_move] for is_move in (True, False))
+    recorded = [
+        _Member(recorder, name + suffix, p.is_move, p.backward if backward else p.forward) for name, p in members
+    ]
+    count, (first, *_) = members[0][1].num, recorded
+    moves, products = ([member for member in recorded if member.is_move == is_move] for is_move in (True, False))
     for move in moves if first.is_move else ():
         move.run()
     for number in range(count):
@@ -79,7 +81,7 @@ def record(
             move.run()
     for move in () if first.is_move else moves:
         move.wait()
-    return [member.join() for member in own]
+    return [member.join() for member in recorded]
 
 
 class _Member:

@@ -42,10 +42,10 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
     }
     began = {"free": "gather", "deliver": "scatter"}
     numbers = {kind: number for number, (kind, _) in enumerate(chain(*sets.values()))}
-    of = {verb: [numbers[kind] for kind, _ in own] for verb, own in sets.items()}
+    of = {verb: [numbers[kind] for kind, _ in buffers] for verb, buffers in sets.items()}
     now, most = ([0] * (2 * len(chunk.blocks)) for _ in range(2))
     verbs = {*sets, *began}
-    listed = [a for own in chain(actions.forward, actions.backward) for a in own if a.verb in verbs]
+    listed = [a for group in chain(actions.forward, actions.backward) for a in group if a.verb in verbs]
     several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
     for action in several if steps.graph.mesh.num_microbatches > 1 else listed:
         if action.verb in sets:
@@ -79,8 +79,8 @@ def _buffer_set(steps: Steps, block: Block, known: _Known, *, gradients: bool) -
                 (shape, sent or p.used_dtype, num_bytes, slices, is_encoded),
                 _buffers(steps, p, num_bytes) * num_bytes,
             )
-        own, own_bytes = known[key]
-        kind.append(own)
+        buffer, own_bytes = known[key]
+        kind.append(buffer)
         size += own_bytes
     return tuple(kind), size
 

@@ -46,9 +46,9 @@ class _Forward(Gathering):
 
     def run(self, actions: Actions) -> None:
         starts: list[int] = []
-        for own in actions.forward:
+        for group in actions.forward:
             starts.append(len(self.recorder.tasks))
-            for action in own:
+            for action in group:
                 self.act(action)
         starts.append(len(self.recorder.tasks))
         self.recorder.folds += (Fold(starts[s.start], starts[s.end], s.more) for s in self.chunk.spans if s.more)
@@ -60,9 +60,9 @@ class _Forward(Gathering):
             self._ran(occurrence, self.emit(occurrence, microbatch=action.microbatch))
         elif occurrence is pair[-1]:
             self.emit_pair(pair)
-            for own in pair:
-                for task in self.ran[own.number][1:]:
-                    self._ran(own, task)
+            for member in pair:
+                for task in self.ran[member.number][1:]:
+                    self._ran(member, task)
 
     def start_sum(self, action: Action) -> None:
         occurrence = self.occurrence(action)
@@ -78,8 +78,8 @@ class _Forward(Gathering):
         for memory in touched:
             if memory not in taken:
                 taken[memory] = task
-        kept = Fate.KEPT  # kept values stay, whoever reads them
-        self.readers.note([m for m in touched if m.fate is not kept], task)
+        stored = Fate.KEPT  # kept values stay, whoever reads them
+        self.readers.note([m for m in touched if m.fate is not stored], task)
 
     def _memory(self) -> None:
         for memory, task in self.taken.items():
@@ -109,9 +109,9 @@ class _Backward(Summing):
         if self.later is not self.recorder and not self.apart:
             self.later.compute("no weights", 0.0)  # a task that takes over gradients that are made early
         numbers = [*reversed(range(len(self.chunk.occurrences))), -1]
-        for number, own in zip(numbers, self.actions.backward, strict=True):
+        for number, group in zip(numbers, self.actions.backward, strict=True):
             starts[number] = len(self.recorder.tasks), len(self.later.tasks)
-            for action in own:
+            for action in group:
                 self.act(action)
         for span in self.chunk.spans:
             if span.more:
@@ -162,9 +162,9 @@ class _Backward(Summing):
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
         self._all_again()
         if pair := self.pair(occurrence):
-            own = [o for o in reversed(pair) if o.operation.is_differentiated]
-            if occurrence is own[0]:
-                self.emit_pair(own, backward=True, suffix=" backward")
+            differentiated = [o for o in reversed(pair) if o.operation.is_differentiated]
+            if occurrence is differentiated[0]:
+                self.emit_pair(differentiated, backward=True, suffix=" backward")
             ran = self.ran[occurrence.number]
         else:
             ran = Ran(*[self._backward_of(occurrence, name, cost)] * 3)

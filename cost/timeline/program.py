@@ -135,11 +135,11 @@ class Programs:
             held = [makers[0].shared & {leaf for piece in each for leaf in piece.leaves} for each in pieces]
             sums_s = _sums_s(held, [maker.steps for maker in makers], cluster)
         hops_s, sent, arrived = _hops(crossed, [maker.steps for maker in makers], cluster)
-        found = tuple(
+        stage_programs = tuple(
             maker.stage(each, execution, connections, sum_s, posted)
             for maker, each, sum_s, posted in zip(makers, pieces, sums_s, _posted(sent, arrived, stages), strict=True)
         )
-        return StepProgram(execution, found, hops_s, sent, self._simulated)
+        return StepProgram(execution, stage_programs, hops_s, sent, self._simulated)
 
     def steps(self, execution: Execution) -> Steps:
         """Return the graph's operations, with their costs on the whole cluster's devices."""
@@ -174,24 +174,24 @@ class Programs:
         """
         many = execution.assumed.num_microbatches * self.graph.mesh.num_microbatches
         places = self._places(execution.assuming(num_microbatches=many), free_bytes, modes)
-        found = chained(places, many)
-        if found is None:
+        chain = chained(places, many)
+        if chain is None:
             raise PlanError(f"{execution.schedule.num_stages} stages: no spread of the model's sections over them fits")
-        own = execution.scheduled(split=found.sizes)
+        spread = execution.scheduled(split=chain.sizes)
         if not modes:
-            return own
-        by_stage = tuple(modes[way] for way in found.ways)
+            return spread
+        by_stage = tuple(modes[way] for way in chain.ways)
         if len(set(by_stage)) == 1:
-            return replace(own.scheduled(recompute_by_stage=()), recompute=by_stage[0])
-        return own.scheduled(recompute_by_stage=by_stage)
+            return replace(spread.scheduled(recompute_by_stage=()), recompute=by_stage[0])
+        return spread.scheduled(recompute_by_stage=by_stage)
 
     def sections_bytes(self, execution: Execution) -> list[float]:
         """Return the bytes that `spread` assumes for the sections of each stage, with one chunk a stage."""
         many = execution.assumed.num_microbatches * self.graph.mesh.num_microbatches
         places = self._places(execution.assuming(num_microbatches=many), (), ())
         split = execution.schedule.split
-        found = zip(places, accumulate(split), split, strict=True)
-        return [place.num_bytes(0, end - size, end) for place, end, size in found]
+        ends_of_places = zip(places, accumulate(split), split, strict=True)
+        return [place.num_bytes(0, end - size, end) for place, end, size in ends_of_places]
 
     def _places(self, execution: Execution, free_bytes: Sequence[float], modes: Sequence[Recompute]) -> list[Place]:
         """Return the virtual stages, each with its sections in all modes."""
@@ -199,13 +199,13 @@ class Programs:
         chunks, stages = schedule.chunks_per_stage, schedule.num_stages
         ways = [replace(execution.scheduled(recompute_by_stage=()), recompute=mode) for mode in modes] or [execution]
         makers = list(zip(*map(self._makers_of, ways), strict=True))
-        known = {own: tuple(maker.units(execution) for maker in own) for own in dict.fromkeys(makers)}
+        known = {row: tuple(maker.units(execution) for maker in row) for row in dict.fromkeys(makers)}
         if chunks > 1:
-            return [Place(known[own]) for own in makers] * chunks
+            return [Place(known[row]) for row in makers] * chunks
         many = execution.assumed.num_microbatches
         return [
-            Place(known[own], most_in_flight(schedule, many, stage), free_bytes[stage] if free_bytes else inf)
-            for stage, own in zip(range(stages), makers, strict=True)
+            Place(known[row], most_in_flight(schedule, many, stage), free_bytes[stage] if free_bytes else inf)
+            for stage, row in zip(range(stages), makers, strict=True)
         ]
 
     def _makers_of(self, execution: Execution) -> list[Maker]:
@@ -262,18 +262,18 @@ def _hops(
     `crossed`: the values that each stage sends on; `steps`: of each stage. Equal hops are costed once.
     """
     known, hops, sent, received = dict[tuple[object, ...], float](), list[float](), list[float](), list[float]()
-    firsts = first_ranks([own.graph.mesh for own in steps])
+    firsts = first_ranks([stage.graph.mesh for stage in steps])
     for number, names in enumerate(crossed):
         pair = ends(number, len(steps))
         ranks = firsts[min(pair)], firsts[max(pair) + 1] - 1
         kinds = tuple(steps[0].graph.types[name] for name in names)
-        own = tuple((steps[stage].graph.mesh, tuple(steps[stage].num_bytes[n] for n in names)) for stage in pair)
-        key = kinds, own, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
+        sides = tuple((steps[stage].graph.mesh, tuple(steps[stage].num_bytes[n] for n in names)) for stage in pair)
+        key = kinds, sides, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
         if key not in known:
             known[key] = crossing_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
-        for (_, num_bytes), found in zip(own, (sent, received), strict=True):
-            found.append(sum(num_bytes) if pair[0] != pair[1] else 0.0)
+        for (_, num_bytes), totals in zip(sides, (sent, received), strict=True):
+            totals.append(sum(num_bytes) if pair[0] != pair[1] else 0.0)
     return tuple(hops), tuple(sent), tuple(received)
 
 
@@ -281,30 +281,30 @@ def stage_clusters(cluster: Cluster, execution: Execution, meshes: Sequence[Mesh
     """Return the cluster of each stage: the whole one, unless stages differ in their devices or sizes."""
     if len(meshes) == 1 or not (cluster.parts or execution.schedule.stage_sizes):
         return [cluster] * len(meshes)
-    own = (cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))  # anywhere across machines
-    return [replace(part, name=cluster.name) for part in own]
+    parts = (cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))  # anywhere across machines
+    return [replace(part, name=cluster.name) for part in parts]
 
 
 def _posted(sent: Sequence[float], received: Sequence[float], num_stages: int) -> list[float]:
     """Return the message bytes that each stage holds beside its values: the next to arrive, and a gradient to send."""
-    found = [[0.0] * num_stages for _ in range(3)]
-    for number, (own, its) in enumerate(zip(sent, received, strict=True)):
+    posted = [[0.0] * num_stages for _ in range(3)]
+    for number, (mine, its) in enumerate(zip(sent, received, strict=True)):
         here, there = ends(number, num_stages)
-        for kind, (stage, num_bytes) in enumerate(((there, its), (here, own), (there, its))):
-            found[kind][stage] = max(found[kind][stage], num_bytes)
-    return [sum(kinds) for kinds in zip(*found, strict=True)]
+        for kind, (stage, num_bytes) in enumerate(((there, its), (here, mine), (there, its))):
+            posted[kind][stage] = max(posted[kind][stage], num_bytes)
+    return [sum(kinds) for kinds in zip(*posted, strict=True)]
 
 
 def crossing_s(names: Iterable[str], pair: tuple[int, int], steps: Sequence[Steps], cluster: Cluster) -> float:
     """Return the slower of two ways: values sent on in their layouts, one by one, or their gradients sent back."""
 
     def way_s(*ends: int, back: bool) -> float:
-        total, own = 0.0, steps[ends[0]]
+        total, source = 0.0, steps[ends[0]]
         for name in names:
-            kind = own.graph.types[name]
+            kind = source.graph.types[name]
             if kind.grad or not back:
                 layouts = tuple(layout.dual if back else layout for layout in kind.layouts)
-                total += _between_s(steps, cluster, kind, layouts, own.num_bytes[name], ends)
+                total += _between_s(steps, cluster, kind, layouts, source.num_bytes[name], ends)
         return total
 
     return max(way_s(*pair, back=False), way_s(*reversed(pair), back=True))
@@ -322,7 +322,7 @@ def _between_s(
 
     `num_bytes`: on each device of the first stage.
     """
-    meshes = [own.graph.mesh for own in steps]
+    meshes = [each.graph.mesh for each in steps]
     firsts = first_ranks(meshes)
     here, there = (StageMesh(meshes[stage], firsts[stage]) for stage in ends)
     return resharding_s(cluster, Tensor(kind.shape, layouts), num_bytes, here, there)
@@ -333,17 +333,19 @@ def _sums_s(shared: Sequence[Collection[str]], steps: Sequence[Steps], cluster: 
 
     Stages that no group joins send each other pieces: priced as a ring over the links of the outermost.
     """
-    found, meshes = [0.0] * len(shared), [own.graph.mesh for own in steps]
+    by_stage, meshes = [0.0] * len(shared), [each.graph.mesh for each in steps]
     for leaf, count in Counter(chain.from_iterable(shared)).items():
-        own = [stage for stage, held in enumerate(shared) if leaf in held]
-        parameter = steps[own[0]].parameters[leaf]
+        holders = [stage for stage, held in enumerate(shared) if leaf in held]
+        parameter = steps[holders[0]].parameters[leaf]
         if count > 1 and parameter.grad:
-            kind = steps[own[0]].graph.types[leaf]
-            if (group := group_of_stages(cluster, meshes, own)) is not None:
+            kind = steps[holders[0]].graph.types[leaf]
+            if (group := group_of_stages(cluster, meshes, holders)) is not None:
                 seconds = group.picks("all_reduce").curve.time_s(parameter.reduced_bytes)
             else:
-                one_s = _between_s(steps, cluster, kind, kind.layouts, parameter.reduced_bytes, (own[0], own[-1]))
+                one_s = _between_s(
+                    steps, cluster, kind, kind.layouts, parameter.reduced_bytes, (holders[0], holders[-1])
+                )
                 seconds = 2 * (count - 1) / count * one_s
-            for stage in own:
-                found[stage] += seconds
-    return found
+            for stage in holders:
+                by_stage[stage] += seconds
+    return by_stage

@@ -100,7 +100,7 @@ class StepProgram:
     def serial_s(self) -> float:
         """The seconds of the busiest stage if nothing overlaps and it never waits for another stage."""
         parts = ((self._passes(stage), _seconds(self.stages[stage].end)) for stage in range(len(self.stages)))
-        return max(sum([seconds for own in (end, passes) for _, seconds in own]) for passes, end in parts)
+        return max(sum([seconds for piece in (end, passes) for _, seconds in piece]) for passes, end in parts)
 
     def compute_s(self, stage: int) -> tuple[float, float]:
         """Return the seconds of a stage's undisturbed kernels: of its microbatches, and of the end."""
@@ -115,8 +115,8 @@ class StepProgram:
             for segment in (piece.forward, piece.backward, piece.weights):
                 first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
                 last = segment.in_microbatch(first=False, last=True)
-                for own, times in ((first, 1), (each, max(0, many - 2)), (last, int(many > 1))):
-                    yield from ((stream, times * seconds) for stream, seconds in _seconds(own))
+                for kernels, times in ((first, 1), (each, max(0, many - 2)), (last, int(many > 1))):
+                    yield from ((stream, times * seconds) for stream, seconds in _seconds(kernels))
 
 
 def _seconds(segment: Segment) -> Iterator[tuple[str, float]]:

@@ -154,17 +154,17 @@ class Steps(Operations):
         self.costs = self._costs()
 
     def run_as(self, execution: Execution) -> Self:
-        own = super().run_as(execution)
+        variant = super().run_as(execution)
         if max(self.execution.pieces, execution.pieces) > 1:  # what is made again apart is no pair
-            own.costs = own._costs()
-        return own
+            variant.costs = variant._costs()
+        return variant
 
     def _costs(self) -> dict[str, OperationCost]:
-        found = {operation.name: self._cost(operation) for operation in self.listed}
+        costs = {operation.name: self._cost(operation) for operation in self.listed}
         for pair in self.pairs:
             for number, name in enumerate(pair.operations):
-                found[name] = self._in_pieces(found[name], pair, number)
-        return found
+                costs[name] = self._in_pieces(costs[name], pair, number)
+        return costs
 
     @cached_property
     def first_uses_s(self) -> float:
@@ -193,15 +193,15 @@ class Steps(Operations):
     ) -> float:
         """Return the seconds of a collective whose values may be encoded, in so many bytes: of all its legs."""
         size = self.size_of((axis,))
-        found = legs(collective, num_bytes, size, encoding)
-        return sum(self.collective_s(leg, axis, leg_bytes, merged=merged) for leg, leg_bytes in found)
+        sent = legs(collective, num_bytes, size, encoding)
+        return sum(self.collective_s(leg, axis, leg_bytes, merged=merged) for leg, leg_bytes in sent)
 
     def sent_messages(
         self, collective: str, axes: Collection[str], sizes: Sequence[float], encoding: Encoding | None
     ) -> tuple[Message, ...]:
         """Return the messages of collectives whose values may be encoded, in these bytes."""
         every = [legs(collective, num_bytes, self.size_of(axes), encoding) for num_bytes in sizes]
-        return tuple(chain(*(self.messages(leg, axes, leg_bytes) for found in every for leg, leg_bytes in found)))
+        return tuple(chain(*(self.messages(leg, axes, leg_bytes) for sent in every for leg, leg_bytes in sent)))
 
     def size_of(self, axes: Collection[str]) -> int:
         """Return the number of ranks along some axes of devices."""
@@ -234,9 +234,9 @@ class Steps(Operations):
         start, move = self.moves[node.name]
         axis, types = self.graph.mesh.names[move.axis], self.graph.types
         key = move, types[start], types[node.name], self._axes_of(node.name, axis)
-        if (found := self.known.moves.get(key)) is None:
-            found = self.known.moves[key] = self._cost_of_move(node, start, move, axis)
-        return found
+        if (cost := self.known.moves.get(key)) is None:
+            cost = self.known.moves[key] = self._cost_of_move(node, start, move, axis)
+        return cost
 
     def _cost_of_move(self, node: Node, start: str, move: Move, axis: str, num_pieces: int = 1) -> OperationCost:
         """Return the cost of a move, or of one of its pieces."""
@@ -286,34 +286,38 @@ class Steps(Operations):
     def _piece_of_move(self, node: Node, count: int) -> OperationCost:
         start, move = self.moves[node.name]
         key = move, self.graph.types[start], self.graph.types[node.name], count
-        if (found := self.known.pieces.get(key)) is None:
+        if (cost := self.known.pieces.get(key)) is None:
             axis = self.graph.mesh.names[move.axis]
-            found = self.known.pieces[key] = self._cost_of_move(node, start, move, axis, count)
-        return found
+            cost = self.known.pieces[key] = self._cost_of_move(node, start, move, axis, count)
+        return cost
 
     def _piece_of_product(self, node: Node, choice: Split, count: int) -> OperationCost:
         """Return the cost of one piece of a product: that of a member of an axis of so many, split in this way."""
         types, weights = [self.graph.types[i] for i in node.inputs], [self.is_weight(i) for i in node.inputs]
         key = node.op, node.attrs, node.split, *types, self.graph.types[node.name], *weights, choice, count
-        if (found := self.known.pieces.get(key)) is None:
-            found = self.known.pieces[key] = self._cost_of_piece(node, choice, count)
-        return found
+        if (cost := self.known.pieces.get(key)) is None:
+            cost = self.known.pieces[key] = self._cost_of_piece(node, choice, count)
+        return cost
 
     def _cost_of_piece(self, node: Node, choice: Split, count: int) -> OperationCost:
         operands, result = choice.layouts(self.graph.signature(node), ROWS[node.op])
         types = [self.graph.types[name] for name in node.inputs]
-        own = [kind._replace(layouts=(*kind.layouts, layout)) for kind, layout in zip(types, operands, strict=True)]
+        operand_types = [
+            kind._replace(layouts=(*kind.layouts, layout)) for kind, layout in zip(types, operands, strict=True)
+        ]
         kind = self.graph.types[node.name]
         weights = tuple([self.is_weight(name) for name in node.inputs])
-        found = self._node_cost(
-            replace(node, split=(*node.split, choice)), own, kind._replace(layouts=(*kind.layouts, result)),
+        cost = self._node_cost(
+            replace(node, split=(*node.split, choice)), operand_types, kind._replace(layouts=(*kind.layouts, result)),
             self.written(node), weights, UNFUSED, (*self.graph.mesh.sizes, count),
         )  # fmt: skip
         trained = zip(node.inputs, weights, types, strict=True)
-        sizes = [self.bytes_of(name) for name, is_weight, own in trained if is_weight and own.grad]
+        sizes = [
+            self.bytes_of(name) for name, is_weight, kind_of_weight in trained if is_weight and kind_of_weight.grad
+        ]
         added_s = sum(self.cast_s(2 * size, size) for size in sizes) * (count - 1) / count
         scratch = Scratch(0.0, 2 * sum(sizes))  # what is added, and, of tensors that autograd does not overwrite, a sum
-        return found._replace(backward_s=found.backward_s + added_s, scratch=scratch)
+        return cost._replace(backward_s=cost.backward_s + added_s, scratch=scratch)
 
     def _axes_of(self, name: str, axis: str) -> tuple[str, ...]:
         """Return the axes of a move's message; the loss's sums are one message, which counts for the first of them."""
@@ -338,8 +342,8 @@ class Steps(Operations):
 
     def operator(self, node: Node) -> Operator:
         """Return the cost of an operator, even if it is not one of the operations."""
-        if (found := self.operators.get(node.name)) is not None:
-            return found
+        if (operator := self.operators.get(node.name)) is not None:
+            return operator
         types, how, row = self.graph.types, self.written(node), node.row
         operands, kind, of_weights = tuple([types[name] for name in node.inputs]), types[node.name], ()
         if row is not None and row.contraction:
@@ -347,7 +351,7 @@ class Steps(Operations):
         fusion = self._fusions.get(node.name, UNFUSED)
         band = self.graph.band(node)
         key = (node.op, node.attrs, node.split, operands, kind, how, of_weights, fusion, band)
-        if (found := self.known.operators.get(key)) is None:
+        if (operator := self.known.operators.get(key)) is None:
             scratch = operator_scratch(node.op, self.bytes_of(node.inputs[0])) if node.inputs else Scratch()
             cost = self._node_cost(node, operands, kind, how, of_weights, fusion)
             serial = NodeCost(
@@ -361,13 +365,13 @@ class Steps(Operations):
                 band,
             )
             split = node.split or (WHOLE,) * len(self.graph.mesh)
-            found = self.known.operators[key] = Operator(
+            operator = self.known.operators[key] = Operator(
                 self._with_ways(cost._replace(scratch=scratch), node),
                 serial.passes_s(split, tuple(t.layouts for t in operands), kind.layouts),
                 self.graph.exchanges(node),
             )
-        self.operators[node.name] = found
-        return found
+        self.operators[node.name] = operator
+        return operator
 
     def _with_ways(self, cost: OperationCost, node: Node) -> OperationCost:
         """Return the cost with the exchanges while the operator runs, and their memory."""
@@ -386,19 +390,21 @@ class Steps(Operations):
 
     def _ways(self, sent: Sequence[Exchange], *, backward: bool = False) -> Transfers[Timed]:
         """Return the transfers of exchanges, the outermost of which comes first."""
-        found = NOTHING_SENT
+        transfers = NOTHING_SENT
         for exchange in sent:
-            own = exchange.messages(self.place, backward=backward)
-            found = found.around(exchange.sent(backward=backward).paired(own).each(partial(self._timed, exchange)))
-        return found
+            messages = exchange.messages(self.place, backward=backward)
+            transfers = transfers.around(
+                exchange.sent(backward=backward).paired(messages).each(partial(self._timed, exchange))
+            )
+        return transfers
 
     def _timed(self, exchange: Exchange, transfer: tuple[int, tuple[int, int]]) -> Timed:
         """Return a transfer of so many bytes on all devices, of which its own device sends and receives some."""
-        (num_bytes, own), axis = transfer, self.graph.mesh.names[exchange.axis]
+        (num_bytes, own_bytes), axis = transfer, self.graph.mesh.names[exchange.axis]
         seconds = self.move_costs.transfer_s(exchange, num_bytes)
         if exchange.collective != "permute":
             return Timed(axis, seconds, self.messages(exchange.collective, (axis,), num_bytes))
-        ways = zip(("send", "receive"), own, strict=True)
+        ways = zip(("send", "receive"), own_bytes, strict=True)
         return Timed(axis, seconds, tuple(Message(way, axis, size) for way, size in ways if size and exchange.size > 1))
 
     def _node_cost(
@@ -417,17 +423,17 @@ class Steps(Operations):
         sizes = sizes or self.graph.mesh.sizes
         cost = NodeCost(node, serial, result, sizes, self.compute, (), how, self.graph.band(node))
         split = node.split or (WHOLE,) * len(sizes)
-        found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
+        passes = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self._rates:
-            forward, backward = (tuple(map(self._at_rate, works)) for works in (found.forward, found.backward))
-            found = replace(found, forward=forward, backward=backward)
+            forward, backward = (tuple(map(self._at_rate, works)) for works in (passes.forward, passes.backward))
+            passes = replace(passes, forward=forward, backward=backward)
         if fusion != UNFUSED:
-            found = fuse(found, fusion, tuple(self.bytes_of(name) for name in node.inputs), self.bytes_of(node.name))
-        forward_s, backward_s = self.compute.passes_s(node.op, found, launched=not fusion.absorbed)
+            passes = fuse(passes, fusion, tuple(self.bytes_of(name) for name in node.inputs), self.bytes_of(node.name))
+        forward_s, backward_s = self.compute.passes_s(node.op, passes, launched=not fusion.absorbed)
         if cost.row is None or not cost.row.contraction or cost.row.passes > 1:
             return OperationCost(forward_s, backward_s)
         trained = [w for t, w in zip(operands, of_weights, strict=True) if t.grad]
-        works = [self.compute.work_s(work) for work in found.backward]
+        works = [self.compute.work_s(work) for work in passes.backward]
         share = sum(s for s, w in zip(works, trained, strict=False) if w) / (sum(works) or 1.0)
         return OperationCost(forward_s, backward_s * (1 - share), backward_s * share)
 

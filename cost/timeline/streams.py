@@ -166,8 +166,8 @@ class _Copied:
                 last[fold.start : fold.end] = inside.values()
         self._add(segment.tasks, range(begin, len(segment.tasks)), last)
 
-    def _add(self, tasks: Sequence[Task], own: range, last: list[int]) -> None:
-        for number in own:
+    def _add(self, tasks: Sequence[Task], block: range, last: list[int]) -> None:
+        for number in block:
             self.at[number] = last[number] = len(self.tasks)
             self.tasks.append(tasks[number]._replace(after=tuple([last[i] for i in tasks[number].after])))
 
@@ -188,10 +188,10 @@ def _stretched(
         _, begun = _window(Fold(first, first + size, 0), copied.tasks, ends)
         window = _window(last, copied.tasks, ends)
         left = _left(last, done, window)
-        later_s = dict.fromkeys(left, more * sum(own for own in left.values() if own > 0))
+        later_s = dict.fromkeys(left, more * sum(left_s for left_s in left.values() if left_s > 0))
         shift = window[1] - begun
         put_off = shift + more * (window[1] - window[0])
-        for stream in (stream for stream, own in left.items() if own < 0):  # until tasks from before are done
+        for stream in (stream for stream, left_s in left.items() if left_s < 0):  # until tasks from before are done
             rest_s = _rest_s(stream, last.end, done, window[1])
             later_s[stream] = max(more * left[stream], -rest_s)
             if stream != COPY:  # which disturbs nobody
@@ -216,10 +216,10 @@ def _until_alike(fold: Fold, done: _Done) -> int:
     """Return how many further copies of a block run until tasks from before are done, and one is like the next."""
     begin, end = window = _window(fold, done.tasks, done.ends)
     blocks = 0
-    for stream, own in _left(fold, done, window).items():
-        if own > -_DRAINS * (end - begin):
+    for stream, left_s in _left(fold, done, window).items():
+        if left_s > -_DRAINS * (end - begin):
             continue
-        blocks = max(blocks, 1 + ceil(_rest_s(stream, fold.end, done, end) / -own))
+        blocks = max(blocks, 1 + ceil(_rest_s(stream, fold.end, done, end) / -left_s))
     return min(blocks, fold.more, _MOST_COPIES)
 
 
@@ -232,8 +232,8 @@ class _Done:
     @cached_property
     def computed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The moments at which kernels start and end, and the seconds that compute has run until then."""
-        own = [i for i, task in enumerate(self.tasks) if task.stream == COMPUTE and self.ends[i] > self.starts[i]]
-        moments = np.array([(self.starts[i], self.ends[i]) for i in own]).reshape(-1)
+        computing = [i for i, task in enumerate(self.tasks) if task.stream == COMPUTE and self.ends[i] > self.starts[i]]
+        moments = np.array([(self.starts[i], self.ends[i]) for i in computing]).reshape(-1)
         lengths = np.diff(moments, prepend=moments[:1])
         lengths[::2] = 0.0  # before each start
         return moments, np.cumsum(lengths)
@@ -251,8 +251,8 @@ class _Done:
     def _pace(self, task: Task, begin: float, end: float) -> float:
         if not self.slower or task.stream == COPY:
             return end - begin
-        beside = np.interp((begin, end), *self.computed)
-        return end - begin - self.slower * float(beside[1] - beside[0])
+        computed_s = np.interp((begin, end), *self.computed)
+        return end - begin - self.slower * float(computed_s[1] - computed_s[0])
 
 
 def _rest_s(stream: str, until: int, done: _Done, moment: float) -> float:

@@ -199,15 +199,15 @@ class Summing(Gathering):
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening", name=leaf)
 
     def _scatter(
-        self, name: str, number: int, own: Sequence[Parameter], encoding: Encoding | None, microbatch: Microbatch
+        self, name: str, number: int, members: Sequence[Parameter], encoding: Encoding | None, microbatch: Microbatch
     ) -> int:
         """Record the reduce-scatter of a block's gradients, and return its task; their slices are decoded later."""
         steps, block, collective = self.steps, self.chunk.blocks[number], VERBS["scatter"].collective
         axis, size = block.slices.axis, steps.size_of((block.slices.axis,))
-        if (codes := scattered(steps, own, encoding, size)) is not None:
+        if (codes := scattered(steps, members, encoding, size)) is not None:
             task = self.later.compute(f"encode {name}", codes.encode_s, microbatch=microbatch)
             self.later.take("temporary", codes.encode_bytes, task, (task,), microbatch, name=f"encode {name}")
-        num_bytes = sum(p.scattered_sent(size) for p in own)
+        num_bytes = sum(p.scattered_sent(size) for p in members)
         seconds, sent = (
             steps.sent_s(collective, axis, num_bytes, encoding),
             self._messages(collective, block.parameters),

@@ -87,8 +87,8 @@ class StageTimeline:
     @property
     def placed(self) -> tuple[PlacedSegment, ...]:
         """The stage's segments, in order."""
-        own = (self.timelines[number] for number in self.which.tolist())
-        return tuple(map(PlacedSegment, (*self.items, None), self.starts_s.tolist(), own))
+        chosen = (self.timelines[number] for number in self.which.tolist())
+        return tuple(map(PlacedSegment, (*self.items, None), self.starts_s.tolist(), chosen))
 
     @property
     def at_work_s(self) -> float:
@@ -115,23 +115,23 @@ class Timeline:
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """Return the timeline of a program. `sharing`: how compute and communication slow each other, by device kind."""
-    own = program.execution
-    course = _course(own.schedule, own.assumed.num_microbatches)
+    execution = program.execution
+    course = _course(execution.schedule, execution.assumed.num_microbatches)
     known = dict[tuple[ChunkSegments, Sharing], list[SegmentTimeline]]()
     timelines = list[list[SegmentTimeline]]()
     for stage in program.stages:
-        beside, of_stage = sharing[stage.device.kind], list[SegmentTimeline]()
+        pace, of_stage = sharing[stage.device.kind], list[SegmentTimeline]()
         for piece in stage.pieces:
-            if (piece, beside) not in known:
-                known[piece, beside] = list(piece_timelines(piece, course.kinds, beside, program.simulated))
-            of_stage += known[piece, beside]
-        if (stage, beside) not in program.simulated:
-            program.simulated[stage, beside] = run(stage.end, beside)
-        timelines.append([*of_stage, program.simulated[stage, beside]])
+            if (piece, pace) not in known:
+                known[piece, pace] = list(piece_timelines(piece, course.kinds, pace, program.simulated))
+            of_stage += known[piece, pace]
+        if (stage, pace) not in program.simulated:
+            program.simulated[stage, pace] = run(stage.end, pace)
+        timelines.append([*of_stage, program.simulated[stage, pace]])
     starts, waits = _place(program, course, timelines)
     placed = list(map(_Placed, course.orders, starts, timelines, course.which))
-    step_s = max(own.end_s for own in placed)
-    return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, waits, strict=True)))
+    step_s = max(stage.end_s for stage in placed)
+    return Timeline(step_s, tuple(_stage(*facts, step_s) for facts in zip(program.stages, placed, waits, strict=True)))
 
 
 def piece_timelines(
@@ -187,7 +187,7 @@ def _course(schedule: Schedule, many: int) -> _Course:
     ends = [(True, False), (False, True), (False, False)][:many] if many > 1 else [(True, True)]
     kinds = [Kind(direction, *end) for direction in phases(schedule.name) for end in ends]
     numbers = {tuple(kind): number for number, kind in enumerate(kinds)}
-    which, own = list[_Indices](), [list[int]() for _ in listed]
+    which, by_stage = list[_Indices](), [list[int]() for _ in listed]
     for items in listed:
         positions = [
             item.chunk * len(kinds) + numbers[item.direction, item.microbatch == 0, item.microbatch == many - 1]
@@ -198,7 +198,7 @@ def _course(schedule: Schedule, many: int) -> _Course:
     at = {place: number for number, place in enumerate(places)}
     sends = dict[tuple[int, int, Phase], Transfer | None]()  # alike for all microbatches
     for number, (stage, (chunk, microbatch, direction)) in enumerate(places):
-        own[stage].append(number)
+        by_stage[stage].append(number)
         way = stage, chunk, direction
         if way not in sends:
             sends[way] = send(Item(chunk, microbatch, direction), stage, schedule)
@@ -207,7 +207,7 @@ def _course(schedule: Schedule, many: int) -> _Course:
         else:
             reader = Item(sent.reader.chunk, microbatch, sent.reader.direction)
             steps.append((stage, at[sent.target, reader], sent.boundary))
-    return _Course(listed, kinds, which, list(map(np.array, own)), steps)
+    return _Course(listed, kinds, which, list(map(np.array, by_stage)), steps)
 
 
 def _place(
@@ -218,7 +218,9 @@ def _place(
     The second result is how long that end waits for sums that are still going on.
     """
     overlap, hops_s = program.execution.assumed.overlap, program.hops_s
-    ready_s = [np.array([one.ready_s for one in own])[w[:-1]] for own, w in zip(timelines, course.which, strict=True)]
+    ready_s = [
+        np.array([one.ready_s for one in segments])[w[:-1]] for segments, w in zip(timelines, course.which, strict=True)
+    ]
     steps_s = np.empty(len(course.steps))
     steps_s[np.concatenate(course.numbers)] = np.concatenate(ready_s)
     arrived = [0.0] * len(course.steps)  # when inputs from other stages arrive; a stage's own are there before
@@ -233,9 +235,9 @@ def _place(
             if not overlap:
                 clocks[stage] += hops_s[hop]
     starts_of, waits, all_starts = list[_Seconds](), list[float](), np.array(starts)
-    for stage, (own, clock) in enumerate(zip(timelines, clocks, strict=True)):
+    for stage, (segments, clock) in enumerate(zip(timelines, clocks, strict=True)):
         starts_s, which = all_starts[course.numbers[stage]], course.which[stage][:-1]
-        rest_s = np.array([one.seconds - one.ready_s for one in own])[which]
+        rest_s = np.array([one.seconds - one.ready_s for one in segments])[which]
         late, sums_s = np.flatnonzero(rest_s), 0.0  # when gradients are summed; without overlap, how long that takes
         for end_s, more_s in zip((starts_s + ready_s[stage])[late].tolist(), rest_s[late].tolist(), strict=True):
             sums_s = (max(sums_s, end_s) if overlap else sums_s) + more_s
@@ -301,12 +303,12 @@ def _peak(stage: Stage, placed: _Placed) -> tuple[Memory, int]:
     peaks = np.array([timeline.peak_bytes for timeline in placed.timelines])[placed.which]
     before = np.cumsum(np.concatenate(([sum(stage.state.values())], nets[:-1])))
     at = int((before + peaks).argmax())
-    best, own = float(before[at] + peaks[at]), placed.timelines[placed.which[at]]
+    best, peak = float(before[at] + peaks[at]), placed.timelines[placed.which[at]]
     by_category = defaultdict[str, float](float, stage.state)
     for timeline, times in placed.counts(at).items():
         for category, num_bytes in timeline.net.items():
             by_category[category] += times * num_bytes
-    for category, num_bytes in own.peak.items():
+    for category, num_bytes in peak.peak.items():
         by_category[category] += num_bytes
     allocated = best - sum(stage.state.get(category, 0.0) for category in NOT_ALLOCATED)
     return Memory.of({**by_category, "slack": SLACK[stage.device.kind] * allocated}), at

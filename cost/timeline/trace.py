@@ -96,12 +96,12 @@ def _folds(timeline: SegmentTimeline, start_s: float, number: int, tracks: dict[
     """Yield each fold's further blocks as one event on the compute stream."""
     computed = [i for i, task in enumerate(timeline.segment.tasks) if task.stream == COMPUTE]
     for fold in timeline.segment.folds:
-        own, later = [i for i in computed if i < fold.end], [i for i in computed if i >= fold.end]
-        if not own or not later:
+        before, later = [i for i in computed if i < fold.end], [i for i in computed if i >= fold.end]
+        if not before or not later:
             continue
-        begin = timeline.ends[own[-1]] + timeline.offsets[own[-1]]
+        begin = timeline.ends[before[-1]] + timeline.offsets[before[-1]]
         end = min(
-            begin + timeline.offsets[later[0]] - timeline.offsets[own[-1]],
+            begin + timeline.offsets[later[0]] - timeline.offsets[before[-1]],
             timeline.starts[later[0]] + timeline.offsets[later[0]],
         )
         yield _event(f"{fold.more} more of these blocks", "fold", number, tracks[COMPUTE], start_s + begin, end - begin)

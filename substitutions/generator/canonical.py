@@ -69,11 +69,11 @@ def named(rule: Equation) -> Equation:
 @lru_cache(maxsize=1)
 def _hand_named() -> Mapping[str, Equation]:
     """Return the hand-named rules by their canonical text; of a rule and its converse, the first counts."""
-    found: dict[str, Equation] = {}
+    by_claim: dict[str, Equation] = {}
     for rule in CATALOGUE.values():
         if not rule.parameters:
-            found.setdefault(canonical(replace(rule, guard=())).claim, rule)
-    return found
+            by_claim.setdefault(canonical(replace(rule, guard=())).claim, rule)
+    return by_claim
 
 
 def joined(roots: tuple[Term, ...]) -> Term:
@@ -121,10 +121,10 @@ def _forms(sides: TermPair) -> Iterator[TermPair]:
 def _orders(term: Term) -> tuple[Term, ...]:
     if isinstance(term, Variable):
         return (term,)
-    found: list[Term] = []
+    orders: list[Term] = []
     for operands in product(*map(_orders, term.operands)):
-        found += [Apply(term.op, order, term.attrs) for order in _sorted(term.op, operands)]
-    return tuple(dict.fromkeys(found))
+        orders += [Apply(term.op, order, term.attrs) for order in _sorted(term.op, operands)]
+    return tuple(dict.fromkeys(orders))
 
 
 def _sorted(op: str, operands: tuple[Term, ...]) -> list[tuple[Term, ...]]:
@@ -162,9 +162,9 @@ def _axes(rule: Equation, sides: TermPair) -> dict[str, str]:
 
 def _layouts(rule: Equation, variable: str, axes: Mapping[str, str], sizes: Mapping[str, str]) -> tuple[Placement, ...]:
     """Return the layouts of a variable, in the new order of the axes."""
-    own = dict(zip(rule.axes, dict(rule.layouts)[variable], strict=True))
-    blocks = {axis: tuple(sorted(sizes.get(name, name) for name in own[axis].blocks)) for axis in axes}
-    return tuple(Placement(own[axis].kind, own[axis].dim, blocks[axis]) for axis in axes)
+    layouts = dict(zip(rule.axes, dict(rule.layouts)[variable], strict=True))
+    blocks = {axis: tuple(sorted(sizes.get(name, name) for name in layouts[axis].blocks)) for axis in axes}
+    return tuple(Placement(layouts[axis].kind, layouts[axis].dim, blocks[axis]) for axis in axes)
 
 
 def _sizes(rule: Equation, variables: list[str], sides: TermPair) -> dict[str, str]:

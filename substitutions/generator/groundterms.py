@@ -155,8 +155,8 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundTyp
         split = [_split(ROWS[op], signature, along) for along in layouts]
     except (GraphError, ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
-    found = tuple(layout for layout in split if layout is not None)
-    return GroundType(signature.result_shape, found) if len(found) == len(split) else None
+    whole = tuple(layout for layout in split if layout is not None)
+    return GroundType(signature.result_shape, whole) if len(whole) == len(split) else None
 
 
 def _together(kinds: Sequence[GroundType]) -> GroundType:
@@ -203,10 +203,10 @@ class DirectedRule:
     @cached_property
     def variables(self) -> dict[str, int]:
         """The place of each variable's first occurrence among the leaves."""
-        found: dict[str, int] = {}
+        first_places: dict[str, int] = {}
         for at, name in enumerate(self.leaves):
-            found.setdefault(name, at)
-        return found
+            first_places.setdefault(name, at)
+        return first_places
 
     @cached_property
     def repeated(self) -> tuple[tuple[int, int], ...]:
@@ -220,7 +220,7 @@ class DirectedRule:
         return tuple(attr for t in applied([self.left]) for attr in t.attrs)
 
     @cached_property
-    def asked(self) -> Asked:
+    def required(self) -> Asked:
         """The dims and layouts that the rule asks of its variables."""
         layouts = dict(self.rule.layouts)
         return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in self.variables), self.rule.axes)
@@ -237,10 +237,10 @@ class DirectedRule:
             for size, value in want.read(have).items():
                 env.setdefault(size, value)
         for name, kind in zip(self.variables, types, strict=True):
-            found = self.rule.dims[name].factored(kind.shape, env)
-            if found is None:
+            solution = self.rule.dims[name].factored(kind.shape, env)
+            if solution is None:
                 return False
-            env.update(found)
+            env.update(solution)
         try:
             fits = all(want.evaluate(env) == have for want, have in pairs)
         except (RuleError, TypeError):
@@ -275,8 +275,8 @@ class Asked(NamedTuple):
                 for axis, placement in zip(self.axes, placements, strict=False)
             ):
                 return None
-            found = dims.bind(kind.shape)
-            if found is None or any(env.setdefault(name, value) != value for name, value in found.items()):
+            sizes = dims.bind(kind.shape)
+            if sizes is None or any(env.setdefault(name, value) != value for name, value in sizes.items()):
                 return None
         return env
 
@@ -302,19 +302,19 @@ def needs(rule: Equation, env: Mapping[str, Any], splices: AbstractSet[int]) -> 
     None where it does not hold at these sizes. `splices` are the numbers that stand for an unknown number of
     dimensions.
     """
-    found: list[tuple[str, int]] = []
+    conditions: list[tuple[str, int]] = []
     for guard in rule.guard:
         size, axis = _divided(guard)
         if axis in rule.axes:
-            found.append((env.get(axis, axis), size.evaluate(env)))
+            conditions.append((env.get(axis, axis), size.evaluate(env)))
             continue
         match guard.tree:
             case ast.Compare(left=ast.Call(args=[ast.Name(id=splice)])) if set(env[splice]) <= splices:
-                found.append(("len", 0))
+                conditions.append(("len", 0))
             case ast.Compare(left=ast.Call(args=[ast.Name()])):
                 continue
             case _ if guard.names & set(rule.axes) or guard.evaluate(env) is not True:
                 return None
             case _:
-                found.append(("", 0))
-    return tuple(found)
+                conditions.append(("", 0))
+    return tuple(conditions)

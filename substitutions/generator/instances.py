@@ -59,12 +59,12 @@ def chosen(
         left -= 1
         extents = {d: size(d, sizes) for d in context.reach.extents if not d.startswith("*") and d != "1"}
         extents |= {name: value for name, value in sizes.items() if name.startswith("*")}
-        found: dict[str, Any] = {name: value for name, value in sizes.items() if not name.startswith("*")}
-        found |= {s: tuple(sizes[f"*{s}{i}"] for i in range(rank)) for s in context.splices}
-        volume = sum(prod(shape_of(kind, found)) for kind in context.types.values())
-        cost = (len(extents) - len(set(extents.values())), _alike(context.names, found, before), volume)
+        values: dict[str, Any] = {name: value for name, value in sizes.items() if not name.startswith("*")}
+        values |= {s: tuple(sizes[f"*{s}{i}"] for i in range(rank)) for s in context.splices}
+        volume = sum(prod(shape_of(kind, values)) for kind in context.types.values())
+        cost = (len(extents) - len(set(extents.values())), _alike(context.names, values, before), volume)
         if best is None or cost < best[0]:
-            best = (cost, found)
+            best = (cost, values)
         if not left:
             break
     if best is None:

@@ -97,6 +97,6 @@ class Classes(Generic[U]):
 
     def term(self, root: TermNode[U]) -> Term:
         """Return the term as rules have it."""
-        found = self._terms.of(root)
-        assert found is not None
-        return found
+        term = self._terms.of(root)
+        assert term is not None
+        return term

@@ -51,12 +51,12 @@ class PlacedRules:
     def rules(self, max_ops: int, tick: Callable[[], None]) -> Iterator[Equation]:
         """Yield the rules of terms up to a number of operators; `tick` is called now and then."""
 
-        def told() -> None:
+        def count() -> None:
             self.counts["graphs"], self.counts["fingerprints"] = self.terms.num_graphs, len(self._nodes)
             tick()
 
-        self.terms.run(max_ops, told)
-        told()
+        self.terms.run(max_ops, count)
+        count()
         for term, same in self.terms.pairs:
             if dropped := self._dropped(term, same):
                 self.counts[dropped] += 1

@@ -169,12 +169,12 @@ class PlacedTerms(Classes[TypedOperator]):
                     self._operators.append(made[0])
 
     def _parallel(self, size: int, level: ClassesByType) -> None:
-        found, value = self._found, self.value
+        add, value = self._found, self.value
         for kind, uses in list(self._buckets[size - 1].items()):
             for step, after in self.typing.moves(kind):
                 for use, classes in uses.items():
                     for number in classes:
-                        found(TermNode(step, (number,)), use, after, value[number], level)
+                        add(TermNode(step, (number,)), use, after, value[number], level)
 
     def _apply(self, step: TypedOperator, size: int, level: ClassesByType) -> None:
         for needs, result in step.rows:
@@ -205,7 +205,7 @@ class PlacedTerms(Classes[TypedOperator]):
         top: bool,
     ) -> None:
         """Add terms by their last operand, the inner loop; among the largest terms, serial ones are left out."""
-        found, value, known, commutes, serial = self._found, self.value, self.values.apply, step.commutes, self._serial
+        add, value, known, commutes, serial = self._found, self.value, self.values.apply, step.commutes, self._serial
         for use, classes in list(uses.items()):
             for head, operands, plain in heads:
                 merged = use if head < 0 else self._merge(head, use)
@@ -216,7 +216,7 @@ class PlacedTerms(Classes[TypedOperator]):
                     if (commutes and number < operands[0]) or (skip and serial[number]):
                         continue
                     term = TermNode(step, (*operands, number))
-                    found(term, merged, result, known(step, (*values, value[number])), level)
+                    add(term, merged, result, known(step, (*values, value[number])), level)
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

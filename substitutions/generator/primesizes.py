@@ -65,9 +65,9 @@ class PrimeSizes:
         return value in self._texts or self._factors(value) is not None
 
     def _factors(self, value: int) -> list[int] | None:
-        found: list[int] = []
+        primes: list[int] = []
         for p in sorted(self._names):
             while value % p == 0:
-                found.append(p)
+                primes.append(p)
                 value //= p
-        return found if value == 1 else None
+        return primes if value == 1 else None

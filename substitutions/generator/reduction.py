@@ -116,8 +116,8 @@ class Reduction:
         for left, right in ((one, other), (other, one)):
             if isinstance(left, Apply) and variables_in([right]) <= variables_in([left]):
                 direction = DirectedRule(rule, left, right)
-                asked = self._asked.setdefault(direction.asked, len(self._asked))
-                self._kept.setdefault(_shape(left), []).append((direction, asked))
+                request = self._asked.setdefault(direction.required, len(self._asked))
+                self._kept.setdefault(_shape(left), []).append((direction, request))
 
     # ---- rewriting ----
 
@@ -142,10 +142,10 @@ class Reduction:
 
     def _rewritten(self, number: int) -> Mapping[int, Edge]:
         """Return what kept rules make of a term; it is remembered, and extended by rules kept since."""
-        found = self._next.setdefault(number, {})
+        edges = self._next.setdefault(number, {})
         node, kind = self.terms.nodes[number], self.terms.types[number]
         if not node.op:
-            return found
+            return edges
         done = self._done.setdefault(number, [0] * len(node.operands))
         for position, operand in enumerate(node.operands):
             inside = self._rewritten(operand)
@@ -154,19 +154,19 @@ class Reduction:
                 operands = (*node.operands[:position], other, *node.operands[position + 1 :])
                 made = self.terms.apply(node.op, node.attrs, operands)
                 if made is not None and self.terms.types[made] == kind:
-                    found.setdefault(made, edge)
+                    edges.setdefault(made, edge)
         seen = self._seen.setdefault(number, {})
         for shape in self._shapes(number):
             rules = self._kept.get(shape, ())
             if len(rules) == seen.get(shape, 0):
                 continue
             leaves, attrs = self._parts(shape, number)
-            for direction, asked in rules[seen.get(shape, 0) :]:
-                for made, asks in self._applied(direction, asked, leaves, attrs):
+            for direction, request in rules[seen.get(shape, 0) :]:
+                for made, asks in self._applied(direction, request, leaves, attrs):
                     if made != number and self.terms.types[made] == kind:
-                        found.setdefault(made, (direction.rule.name, asks))
+                        edges.setdefault(made, (direction.rule.name, asks))
             seen[shape] = len(rules)
-        return found
+        return edges
 
     def _shapes(self, number: int) -> tuple[PatternShape, ...]:
         """Return the shapes of patterns that may match a term, except that of a variable."""
@@ -187,7 +187,7 @@ class Reduction:
         return leaves, [*attrs, *node.attrs]
 
     def _applied(
-        self, direction: DirectedRule, asked: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
+        self, direction: DirectedRule, request: int, leaves: Sequence[int], attrs: Sequence[tuple[str, Any]]
     ) -> Iterator[tuple[int, Needs]]:
         for one, other in direction.repeated:
             if leaves[one] != leaves[other]:
@@ -196,9 +196,9 @@ class Reduction:
         kinds = tuple([self.terms.kinds[number] for number in numbers])
         types = [self.terms.types[number] for number in numbers]
         for axes in _axes(direction.rule.axes):
-            key = (asked, kinds, tuple(axes.values()))
+            key = (request, kinds, tuple(axes.values()))
             if key not in self._bound:
-                self._bound[key] = direction.asked.bound(types, axes)
+                self._bound[key] = direction.required.bound(types, axes)
             if (bound := self._bound[key]) is None:
                 continue
             env = {**axes, **bound}

@@ -96,7 +96,7 @@ class SerialRules:
         moves = self._moves(pair)
         left, right = ((self.pool.term(root),) for root in pair)
         ways = [[(left, right), (right, left)]]
-        ways += [[found] for found in map(self._pieces, pair, pair[::-1]) if found is not None]
+        ways += [[rule] for rule in map(self._pieces, pair, pair[::-1]) if rule is not None]
         for sides in ways:
             for first, second in sides:
                 with suppress(RuleError):

@@ -59,8 +59,8 @@ class SerialTerms:
         """Yield the pairs, smaller terms first."""
         for ops in range(1, max_ops + 1):
             blocks = self._level(ops, last=ops == max_ops)
-            for kind, found in blocks.items():
-                yield from self._classified(kind, found, grow=ops < max_ops)
+            for kind, pairs in blocks.items():
+                yield from self._classified(kind, pairs, grow=ops < max_ops)
 
     def _level(self, ops: int, last: bool) -> dict[SymbolicType, list[_Block]]:
         """Return all terms with this many operators, by the type of their results.
@@ -98,8 +98,8 @@ class SerialTerms:
 
     def _uses_of(self, number: int, way: Way, operands: tuple[SymbolicType, ...]) -> tuple[RowUse, ...]:
         if (number, operands) not in self._uses:
-            found = way.uses(operands, self.context.reach)
-            self._uses[number, operands] = tuple(use._replace(number=next(self._numbers)) for use in found)
+            uses = way.uses(operands, self.context.reach)
+            self._uses[number, operands] = tuple(use._replace(number=next(self._numbers)) for use in uses)
         return self._uses[number, operands]
 
     def _classified(self, kind: SymbolicType, blocks: list[_Block], grow: bool) -> Iterator[Pair]:

@@ -36,21 +36,25 @@ def sources(operators: Sequence[str] = ()) -> list[ContextSource]:
     Raises `RuleError` for an operator that no context has.
     """
     function = f"{candidates.__module__}:{candidates.__name__}"
-    found = [ContextSource("serial", function, context) for context in SERIAL_CONTEXTS]
-    found += [ContextSource("placement", function, context) for context in PLACEMENT_CONTEXTS]
-    return restricted(found, operators)
+    contexts = [ContextSource("serial", function, context) for context in SERIAL_CONTEXTS]
+    contexts += [ContextSource("placement", function, context) for context in PLACEMENT_CONTEXTS]
+    return restricted(contexts, operators)
 
 
-def restricted(found: Sequence[ContextSource], operators: Sequence[str]) -> list[ContextSource]:
+def restricted(contexts: Sequence[ContextSource], operators: Sequence[str]) -> list[ContextSource]:
     """Return the sources that are left when only these operators, by the names of the op table, are applied."""
-    known = {_operator(op) for source in found for op in source.context.operators}
+    known = {_operator(op) for source in contexts for op in source.context.operators}
     strange = [op for op in operators if op not in known]
     if strange:
         raise RuleError(f"operators: {strange[0]!r} is not generated; choose among {', '.join(sorted(known))}")
     if not operators:
-        return list(found)
-    kept = [(source, tuple(op for op in source.context.operators if _operator(op) in operators)) for source in found]
-    return [replace(source, context=replace(source.context, operators=ops)) for source, ops in kept if ops]
+        return list(contexts)
+    restricted_sources = [
+        (source, tuple(op for op in source.context.operators if _operator(op) in operators)) for source in contexts
+    ]
+    return [
+        replace(source, context=replace(source.context, operators=ops)) for source, ops in restricted_sources if ops
+    ]
 
 
 def _operator(text: str) -> str:
@@ -71,13 +75,13 @@ def candidates(
     ones), "candidates", and how many pairs were dropped for what reason.
     """
     run = SerialRules(context, seed) if isinstance(context, SerialContext) else PlacedRules(context, seed)
-    found: dict[str, Equation] = {}
+    by_claim: dict[str, Equation] = {}
 
     def tick() -> None:
-        report({**run.counts, "candidates": len(found)})
+        report({**run.counts, "candidates": len(by_claim)})
 
     for rule in run.rules(max_ops, tick):
-        run.counts["duplicate"] += rule.claim in found
-        found.setdefault(rule.claim, rule)
+        run.counts["duplicate"] += rule.claim in by_claim
+        by_claim.setdefault(rule.claim, rule)
     tick()
-    return [named(rule) for rule in found.values()]
+    return [named(rule) for rule in by_claim.values()]

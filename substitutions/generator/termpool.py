@@ -137,7 +137,7 @@ class TermPool(Classes[RowUse]):
 
     def _extended(self, ids: Array, sets: Array, kind: SymbolicType, total: int) -> tuple[Array, Array]:
         """Return rows of classes with the nodes in them, longer by a class of `kind`, that have `total` nodes."""
-        found = [(np.zeros((0, ids.shape[1] + 1), np.int64), np.zeros((0, total), np.int64))]
+        extended = [(np.zeros((0, ids.shape[1] + 1), np.int64), np.zeros((0, total), np.int64))]
         for ops in range(total + 1):
             others = np.asarray(self.shelves[kind].of(ops), np.int64)
             shared = sets.shape[1] + ops - total
@@ -146,8 +146,8 @@ class TermPool(Classes[RowUse]):
             theirs = np.asarray([self.inside(c) for c in others.tolist()], np.int64).reshape(len(others), ops)
             for left, right in _pairs(sets, theirs, shared):
                 union = _union(sets[left], theirs[right], total)
-                found.append((np.column_stack([ids[left], others[right]]), union))
-        return np.concatenate([i for i, _ in found]), np.concatenate([s for _, s in found])
+                extended.append((np.column_stack([ids[left], others[right]]), union))
+        return np.concatenate([i for i, _ in extended]), np.concatenate([s for _, s in extended])
 
 
 @lru_cache(maxsize=1024)
@@ -189,12 +189,12 @@ def _joined(left: Array, right: Array, shared: int) -> tuple[Array, Array]:
     for row, nodes in enumerate(right.tolist()):
         for node in nodes:
             by_node.setdefault(node, []).append(row)
-    rows = {node: np.asarray(found) for node, found in by_node.items()}
+    rows = {node: np.asarray(numbers) for node, numbers in by_node.items()}
     pairs: list[tuple[Array, Array]] = []
     for row, nodes in enumerate(left.tolist()):
-        found = [rows[node] for node in nodes if node in rows]
-        if found:
-            matches = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
+        matching = [rows[node] for node in nodes if node in rows]
+        if matching:
+            matches = np.unique(np.concatenate(matching)) if len(matching) > 1 else matching[0]
             pairs.append((np.full(len(matches), row), matches))
     if not pairs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -64,12 +64,12 @@ class Way:
 
     name: str
     arity: int
-    found: Callable[[Sequence[SymbolicType], Reach], Iterable[Use]]
+    uses_of: Callable[[Sequence[SymbolicType], Reach], Iterable[Use]]
     indices: bool = False
 
     def uses(self, types: Sequence[SymbolicType], reach: Reach) -> Iterator[RowUse]:
         if self.indices or not any(t.into for t in types):
-            yield from (RowUse(self.name, *use) for use in self.found(types, reach))
+            yield from (RowUse(self.name, *use) for use in self.uses_of(types, reach))
 
 
 def attributes(**attrs: str) -> Attributes:

@@ -51,8 +51,8 @@ def semantics(op: str) -> inspect.Signature | None:
 @lru_cache(maxsize=1024)
 def types(op: str, key: str) -> tuple[str, ...]:
     """Return the types that an attribute of a row may have; () where nothing states them, as for parallel operators."""
-    found = semantics(op) if op in ROWS else None
-    given = found.parameters.get(key) if found is not None else None
+    meaning = semantics(op) if op in ROWS else None
+    given = meaning.parameters.get(key) if meaning is not None else None
     said = str(given.annotation).strip("'\"") if given is not None and given.annotation is not given.empty else ""
     said = said or (_COMMON.get(key, "") if op in ROWS else "")
     parts = tuple(_SAME.get(part, part) for part in said.split(" | "))
@@ -61,9 +61,9 @@ def types(op: str, key: str) -> tuple[str, ...]:
 
 def values(op: str, key: str) -> tuple[Any, ...]:
     """Return values for an attribute that a rule leaves free; small ones if it is optional, to index any table."""
-    found = types(op, key)
-    few = 2 if "None" in found else None
-    return tuple(value for kind in found for value in _VALUES[kind][:few]) or _VALUES["int"]
+    kinds = types(op, key)
+    few = 2 if "None" in kinds else None
+    return tuple(value for kind in kinds for value in _VALUES[kind][:few]) or _VALUES["int"]
 
 
 def check_type(op: str, key: str, value: Expression) -> None:

@@ -49,11 +49,11 @@ def _cross_entropy() -> Equation:
     maximum = _maximum("detach(x)", "m", "v", "1")
     total = f"sum(exp(sub(x, {maximum})), dims=(1,), keepdim=False)"
     losses = f"sub(log({total}), sub(pick(x, t), reshape({maximum}, shape=(m,))))"
-    kept = "ne(t, full(shape=(), value=g, dtype='int64'))"
+    counted = "ne(t, full(shape=(), value=g, dtype='int64'))"
     return equation(
         "cross_entropy_in_parts", {"x": "m v", "t": "m"},
         "cross_entropy_sum(x, t, ignore_index=g, label_smoothing=s)",
-        f"sum(where({kept}, {losses}, full(shape=(), value=0, dtype='int64')), dims=(0,), keepdim=False)",
+        f"sum(where({counted}, {losses}, full(shape=(), value=0, dtype='int64')), dims=(0,), keepdim=False)",
         guard=("s == 0", "v % k == 0"), parameters=_BLOCKS,
     )  # fmt: skip
 
@@ -69,18 +69,18 @@ def _scaled(x: str) -> str:
 
 def _norms() -> list[Equation]:
     affine = {"w": "n", "c": "n"}
-    found: list[Equation] = []
+    equations: list[Equation] = []
     for op, plain, names in (("layer_norm", _scaled(_CENTRED), "wc"), ("rms_norm", _scaled("x"), "w")):
         right = (plain, f"mul({plain}, w)", f"add(mul({plain}, w), c)")
         for count in range(len(names) + 1):
             operands = ", ".join(["x", *names[:count]])
             variables = _X | {name: affine[name] for name in names[:count]}
             suffix = ("", "_weighted", "_affine")[count]
-            found.append(
+            equations.append(
                 equation(f"{op}_in_parts{suffix}", variables, f"{op}({operands}, eps=e, normalized_dims=1)",
                          right[count], )
             )  # fmt: skip
-    return found
+    return equations
 
 
 _SCALES = {

@@ -52,8 +52,8 @@ class Pattern:
     @property
     def summed(self) -> tuple[str, ...]:
         """The splittable factors that the result does not have."""
-        kept = {name for dim in self.result for name in dim}
-        return tuple(name for name in self.splittable if name not in kept)
+        remaining = {name for dim in self.result for name in dim}
+        return tuple(name for name in self.splittable if name not in remaining)
 
     def signature(self, sizes: Mapping[str, int]) -> Signature:
         """Return the factor string that this pattern stands for, at these sizes."""

@@ -86,11 +86,11 @@ class RowRule:
     def from_json(cls, data: Mapping[str, Any]) -> RowRule:
         """Read the JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
         with fields.located(f"row rule {fields.name_of(data, 'row')!r}"):
-            found = fields.record(data, _REQUIRED, _OPTIONAL)
+            record = fields.record(data, _REQUIRED, _OPTIONAL)
             rule = cls(
-                fields.text(found, "row"), fields.text(found, "pattern"), fields.one(found, "choice", parse_choice),
-                fields.each(found, "operands", Placement.parse), fields.one(found, "result", Placement.parse),
-                fields.texts(found, "guard"), fields.texts(found, "local"),
+                fields.text(record, "row"), fields.text(record, "pattern"), fields.one(record, "choice", parse_choice),
+                fields.each(record, "operands", Placement.parse), fields.one(record, "result", Placement.parse),
+                fields.texts(record, "guard"), fields.texts(record, "local"),
             )  # fmt: skip
             _check(rule)
         return rule
@@ -147,17 +147,19 @@ def check_pattern(rule: RowRule) -> None:
         return
     sizes = dict(zip(pattern.factors, _PRIMES, strict=False))
     try:
-        own, _ = pattern_of(row.signature(pattern.shapes(sizes)[:-1], {}))
+        row_pattern, _ = pattern_of(row.signature(pattern.shapes(sizes)[:-1], {}))
     except GraphError as error:
         raise RuleError(f"field 'pattern': {row.name} never has the pattern {text!r}: {error}") from None
-    if not _refines(pattern, own):
-        raise RuleError(f"field 'pattern': {row.name} never has the pattern {text!r}; on these operands it is '{own}'")
+    if not _refines(pattern, row_pattern):
+        raise RuleError(
+            f"field 'pattern': {row.name} never has the pattern {text!r}; on these operands it is '{row_pattern}'"
+        )
 
 
-def _refines(pattern: Pattern, own: Pattern) -> bool:
-    """Return whether `pattern` is `own` with some factors written as products, and all fixed factors still fixed."""
+def _refines(pattern: Pattern, row_pattern: Pattern) -> bool:
+    """Return whether `pattern` is `row_pattern` with some factors as products, and all fixed factors still fixed."""
     parts: dict[str, tuple[str, ...]] = {}
-    for mine, dims in zip(pattern.tensors, own.tensors, strict=True):
+    for mine, dims in zip(pattern.tensors, row_pattern.tensors, strict=True):
         if len(mine) != len(dims):
             return False
         for product, factors in zip(mine, dims, strict=True):
@@ -167,7 +169,7 @@ def _refines(pattern: Pattern, own: Pattern) -> bool:
             if any(parts.setdefault(factor, part) != part for factor, part in zip(factors, split, strict=True)):
                 return False
     names = [name for part in parts.values() for name in part]
-    fixed = {name for factor, part in parts.items() if factor in own.fixed for name in part}
+    fixed = {name for factor, part in parts.items() if factor in row_pattern.fixed for name in part}
     return len(set(names)) == len(names) and fixed <= pattern.fixed
 
 
@@ -235,7 +237,7 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
         return None
     if not isinstance(row.factors, str):
         pairs = zip(pattern.result, pattern.operands[-1], strict=True)
-        return next((own[0] for own, other in pairs if own != other and own), None)
+        return next((factors[0] for factors, other in pairs if factors != other and factors), None)
     sides = row.factors.partition("->")[0].split(",")
     for side, dims in zip(sides, pattern.operands, strict=True):
         tokens = side.split()

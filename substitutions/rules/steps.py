@@ -134,14 +134,14 @@ class StepRule:
     def from_json(cls, data: Mapping[str, Any]) -> StepRule:
         """Read the JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
         with fields.located(f"rule {fields.name_of(data)!r}"):
-            found = fields.record(data, ("name", "start", "left", "right"), ("form",))
-            start = fields.text_map(found, "start", SymbolicLayout.parse)
+            record = fields.record(data, ("name", "start", "left", "right"), ("form",))
+            start = fields.text_map(record, "start", SymbolicLayout.parse)
             if not start or set(start) - {"a", "b"}:
                 raise RuleError(f"field 'start': expected layouts on the axes a and b, got {sorted(start)}")
-            left, right = (fields.each(found, side, SymbolicStep.parse) for side in ("left", "right"))
+            left, right = (fields.each(record, side, SymbolicStep.parse) for side in ("left", "right"))
             if not left:
                 raise RuleError("field 'left': no steps; an empty chain would match anything")
-            rule = cls(fields.text(found, "name"), tuple(start.items()), left, right)
+            rule = cls(fields.text(record, "name"), tuple(start.items()), left, right)
             for moves in (left, right):
                 rule.end(moves)
         return rule

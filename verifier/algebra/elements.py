@@ -248,16 +248,16 @@ class Evaluator:
         names = sorted({spliced(d).partition(" by ")[0] for d in dims if spliced(d)})
         if not value.names <= set(names) or not all(isinstance(n, _SUMS_OF_LENGTHS) for n in ast.walk(value.tree)):
             raise RuleError(f"{value} does not name one dimension")
-        found = set[int]()
+        places = set[int]()
         for lengths in product((0, 1, 2, 5), repeat=len(names)):  # two lengths suffice: positions are sums of lengths
             rank = dict(zip(names, lengths, strict=True))
             number = value.evaluate({name: (1,) * length for name, length in rank.items()})
             spans = [rank[spliced(d).partition(" by ")[0]] if spliced(d) else 1 for d in dims]
             starts = [sum(spans[:i]) for i in range(len(dims))]
-            found.add(next((i for i, s in enumerate(starts) if s == number and not spliced(dims[i])), -1))
-        if len(found) != 1 or -1 in found:
+            places.add(next((i for i, s in enumerate(starts) if s == number and not spliced(dims[i])), -1))
+        if len(places) != 1 or -1 in places:
             raise RuleError(f"{value} does not name one dimension")
-        return found.pop()
+        return places.pop()
 
 
 _SUMS_OF_LENGTHS = (ast.BinOp, ast.Add, ast.Sub, ast.Constant, ast.Call, ast.Name, ast.expr_context)

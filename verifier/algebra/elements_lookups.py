@@ -90,10 +90,10 @@ def _rows(run: Evaluator, term: Apply, operands: Sequence[Tensor], at: int, padd
     def element(place: Index) -> Normal:
         value = looked_up(run, term, ids, place[at : at + len(ids.dims)])
         value = value if padding == "None" else app(f"unless {padding}", value)
-        found = x.element((*place[:at], (row(run, term, x.dims[at], value),), *place[at + len(ids.dims) :]))
+        element = x.element((*place[:at], (row(run, term, x.dims[at], value),), *place[at + len(ids.dims) :]))
         if padding != "None":  # a computed row would pass its gradient on to what it is computed from
-            expect(term, all(value in _places(f) for f in _cells(found)))
-        return found
+            expect(term, all(value in _places(f) for f in _cells(element)))
+        return element
 
     return Tensor((*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), element)
 
@@ -174,12 +174,12 @@ def ne(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
     expect(term, "int" in str(attrs["dtype"]))
 
     def element(index: Index) -> Normal:
-        return kept(run, str(attrs["value"]), looked_up(run, term, ids, index))
+        return not_ignored(run, str(attrs["value"]), looked_up(run, term, ids, index))
 
     return Tensor(ids.dims, element)
 
 
-def kept(run: Evaluator, ignored: str, value: Poly) -> Normal:
+def not_ignored(run: Evaluator, ignored: str, value: Poly) -> Normal:
     """Return the form that is 1 where an index is not the ignored one."""
     return run.forms.indicator("same", app(f"kept unless {ignored}", value))
 

@@ -189,8 +189,8 @@ def _joined(digit: Digit, new: Iterator[tuple[Digit, Position]]) -> Position:
         return place
     value, size = place.value, first.size
     while size != digit.size:
-        own, place = next(new)
-        value, size = value * own.size + place.value, size * own.size
+        following, place = next(new)
+        value, size = value * following.size + place.value, size * following.size
     return Position(value, polys.ZERO, size)
 
 

@@ -33,18 +33,18 @@ def broadcast(run: Evaluator, title: str, left: Sequence[Dim], right: Sequence[D
     """Return the dims that both have together, aligned at their ends."""
     long, short = (left, right) if len(left) >= len(right) else (right, left)
     lead = len(long) - len(short)
-    found = list(long[:lead])
+    dims = list(long[:lead])
     for a, b in zip(long[lead:], short, strict=True):
         if (not a and spliced(b)) or (not b and spliced(a)):
             raise RuleError(f"{title}: dimension {shown(a)} against {shown(b)}")
-        found.append(a or b if not a or not b else run.proven_equal(f"{title}: dimensions agree", a, b))
-    return tuple(found)
+        dims.append(a or b if not a or not b else run.proven_equal(f"{title}: dimensions agree", a, b))
+    return tuple(dims)
 
 
 def read(x: Tensor, index: Index) -> Normal:
     """Return the element of an operand from which the result at this index is computed."""
-    own = index[len(index) - len(x.dims) :]
-    return x.element(tuple(place if dim else () for dim, place in zip(x.dims, own, strict=True)))
+    suffix = index[len(index) - len(x.dims) :]
+    return x.element(tuple(place if dim else () for dim, place in zip(x.dims, suffix, strict=True)))
 
 
 def _dims(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> tuple[Dim, ...]:

@@ -24,7 +24,7 @@ from shardwright.verifier.algebra.elements import (
     plain,
     spliced,
 )  # fmt: skip
-from shardwright.verifier.algebra.elements_lookups import constant, kept, looked_up, number, picked
+from shardwright.verifier.algebra.elements_lookups import constant, looked_up, not_ignored, number, picked
 from shardwright.verifier.algebra.elements_pointwise import broadcast, read
 from shardwright.verifier.algebra.monomials import ONE, ZERO, Bound, Normal, total_normal
 from shardwright.verifier.algebra.polys import Poly, app, applied, poly
@@ -84,30 +84,30 @@ def reduction(merge: Callable[[Evaluator, Families], Normal]) -> Semantics:
         def element(index: Index) -> Normal:
             rest = iter(index)
             spots = [() if i in gone else next(rest) for i in range(len(x.dims))]
-            found: Families = []
+            families: Families = []
             for places, bounds in run.families([x.dims[i] for i in over]):
                 at = dict(zip(over, places, strict=True))
-                found.append((bounds, x.element(tuple(at.get(i, spot) for i, spot in enumerate(spots)))))
-            return merge(run, found)
+                families.append((bounds, x.element(tuple(at.get(i, spot) for i, spot in enumerate(spots)))))
+            return merge(run, families)
 
         return Tensor(tuple(() if i in over else d for i, d in enumerate(x.dims) if i not in gone), element)
 
     return semantics
 
 
-def _sum(run: Evaluator, found: Families) -> Normal:
-    run.forms.noted(len(found) > 1, "sum-in-pieces")
-    return run.forms.add(*(run.forms.sum_over(normal, bounds) for bounds, normal in found))
+def _sum(run: Evaluator, families: Families) -> Normal:
+    run.forms.noted(len(families) > 1, "sum-in-pieces")
+    return run.forms.add(*(run.forms.sum_over(normal, bounds) for bounds, normal in families))
 
 
-def _amax(run: Evaluator, found: Families) -> Normal:
-    run.forms.noted(len(found) > 1, "max-of-max")
-    return run.forms.maximum(found)
+def _amax(run: Evaluator, families: Families) -> Normal:
+    run.forms.noted(len(families) > 1, "max-of-max")
+    return run.forms.maximum(families)
 
 
-def _amin(run: Evaluator, found: Families) -> Normal:
+def _amin(run: Evaluator, families: Families) -> Normal:
     run.forms.used.add("minimum")
-    return run.forms.scaled(_amax(run, [(bounds, run.forms.scaled(normal, -1)) for bounds, normal in found]), -1)
+    return run.forms.scaled(_amax(run, [(bounds, run.forms.scaled(normal, -1)) for bounds, normal in families]), -1)
 
 
 # ---- softmax and cross-entropy: exp, sums, reciprocals and logarithms ----
@@ -128,10 +128,10 @@ def softmax(log: bool) -> Semantics:
         plain(term, x.dims[at])
 
         def element(index: Index) -> Normal:
-            own, bottom = x.element(index), exp_sum(run, x, at, index)
+            element, bottom = x.element(index), exp_sum(run, x, at, index)
             if log:
-                return forms.add(own, forms.scaled(forms.function("log", bottom), -1))
-            return forms.times(forms.function("exp", own), forms.reciprocal(bottom))
+                return forms.add(element, forms.scaled(forms.function("log", bottom), -1))
+            return forms.times(forms.function("exp", element), forms.reciprocal(bottom))
 
         return Tensor(x.dims, element)
 
@@ -156,15 +156,15 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
         def logit(chosen: tuple[Position, ...]) -> Normal:
             return x.element((*places[:at], chosen, *places[at:]))
 
-        found = forms.function("log", exp_sum(run, x, at, (*places[:at], (), *places[at:])))
-        own = forms.scaled(picked(run, term, x.dims[at], value, logit), -1)
-        found = forms.add(found, forms.times(forms.add(ONE, forms.scaled(smoothing, -1)), own))
+        log_sum = forms.function("log", exp_sum(run, x, at, (*places[:at], (), *places[at:])))
+        nll = forms.scaled(picked(run, term, x.dims[at], value, logit), -1)
+        log_sum = forms.add(log_sum, forms.times(forms.add(ONE, forms.scaled(smoothing, -1)), nll))
         if smoothing != ZERO:
             mean = total(run, [x.dims[at]], lambda j: forms.scaled(logit(*j), -1))
             mean = forms.times(mean, forms.reciprocal(forms.size(extent(x.dims[at]))))
-            found = forms.add(found, forms.times(smoothing, mean))
-        expect(term, total_normal(found))  # the loss of an ignored target need not exist
-        return forms.times(kept(run, ignored, value), found)
+            log_sum = forms.add(log_sum, forms.times(smoothing, mean))
+        expect(term, total_normal(log_sum))  # the loss of an ignored target need not exist
+        return forms.times(not_ignored(run, ignored, value), log_sum)
 
     return Tensor((), lambda index: total(run, target.dims, loss))
 
@@ -244,10 +244,10 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
             run, [inner], lambda d: forms.times(q.element((*index[:-1], *d)), k.element((*lead(index), at, *d)))
         )
         bias = (read(mask, (*index[:-1], at)) for mask in masks)
-        found = forms.function("exp", forms.add(forms.times(dot, scale), *bias))
+        weight = forms.function("exp", forms.add(forms.times(dot, scale), *bias))
         if str(attrs["causal"]) == "False":
-            return found
-        return forms.times(found, forms.indicator("ge", number(q.dims[-2], index[-2]) - number(keys, at)))
+            return weight
+        return forms.times(weight, forms.indicator("ge", number(q.dims[-2], index[-2]) - number(keys, at)))
 
     def element(index: Index) -> Normal:
         top = total(run, [keys], lambda j: forms.times(weight(index, *j), v.element((*lead(index), *j, index[-1]))))

@@ -45,25 +45,25 @@ class Families(Forms):
         return self.add(*(self.scaled(self._summed(m, bounds), c) for m, c in normal))
 
     def _summed(self, monomial: Monomial, bounds: Sequence[Bound]) -> Normal:
-        outside, pieces, inner = self._pieces(monomial, dict(bounds))
+        free_factors, pieces, inner = self._pieces(monomial, dict(bounds))
         groups = list(_components(pieces, inner))
-        self.noted(bool(outside) or len(groups) > 1, "linear-sum")
+        self.noted(bool(free_factors) or len(groups) > 1, "linear-sum")
         sums = (self._closed_sum([(n, inner[n]) for n in names], members) for names, members in groups)
         used = {name for piece in pieces for name in piece[0].names}
         free = (self.size(size) for name, size in inner.items() if self.noted(name not in used, "constant-sum"))
-        return self.product(self.monomial(outside), *sums, *free)
+        return self.product(self.monomial(free_factors), *sums, *free)
 
     def _pieces(
         self, monomial: Monomial, bounds: dict[str, Poly]
     ) -> tuple[list[tuple[NormalFactor, Exponent]], list[tuple[NormalFactor, Exponent]], dict[str, Poly]]:
         """Return factors without bound indices; the others, with sums opened and exponentials in parts; all bounds."""
-        outside: list[tuple[NormalFactor, Exponent]] = []
+        free_factors: list[tuple[NormalFactor, Exponent]] = []
         pieces: list[tuple[NormalFactor, Exponent]] = []
         pending, inner = list(monomial), dict(bounds)
         while pending:
             f, e = pending.pop()
             if f.names.isdisjoint(inner):
-                outside.append((f, e))
+                free_factors.append((f, e))
             elif f.kind == "sum" and e > 0 and e == int(e):
                 opened, body = self.opened(f)
                 self.used.update(("linear-sum", "exchange-sum"))
@@ -74,10 +74,10 @@ class Families(Forms):
                 pending += [(self.exponential((term,)), 1) for term in argument]
             else:
                 pieces.append((f, e))
-        return outside, pieces, inner
+        return free_factors, pieces, inner
 
     def _closed_sum(self, bounds: list[Bound], members: list[tuple[NormalFactor, Exponent]]) -> Normal:
-        found: list[Normal] = []
+        terms: list[Normal] = []
         for monomial, coefficient in self.monomial(members):
             sizes, body = self._closed(bounds, ((monomial, Fraction(1)),))
             if len(body) != 1:
@@ -89,8 +89,8 @@ class Families(Forms):
                 "sum", sizes, inner, positive=positive, nonnegative=all(nonnegative_power(f, e) for f, e in inner),
                 total=total_monomial(inner), height=1 + max(f.height for f, _ in inner), names=_open(inner),
             )  # fmt: skip
-            found.append(self.scaled(of(f), coefficient * sign))
-        return self.add(*found)
+            terms.append(self.scaled(of(f), coefficient * sign))
+        return self.add(*terms)
 
     def opened(self, f: NormalFactor) -> tuple[list[Bound], Monomial]:
         """Return a sum's bound indices under new names, and its monomial."""
@@ -224,8 +224,8 @@ def _height(body: Normal) -> int:
 
 def _open(monomial: Monomial) -> frozenset[str]:
     """Return the free indices of a closed body."""
-    own = f"#{_height(((monomial, Fraction(1)),))}."
-    return frozenset(n for f, _ in monomial for n in f.names if not n.startswith(own))
+    prefix = f"#{_height(((monomial, Fraction(1)),))}."
+    return frozenset(n for f, _ in monomial for n in f.names if not n.startswith(prefix))
 
 
 def _components(
@@ -235,14 +235,14 @@ def _components(
     groups: list[tuple[set[str], list[tuple[NormalFactor, Exponent]]]] = []
     for f, e in pieces:
         names, members = set(f.names & bounds.keys()), [(f, e)]
-        apart = []
+        disjoint = []
         for group in groups:
             if group[0] & names:
                 names |= group[0]
                 members = [*group[1], *members]
             else:
-                apart.append(group)
-        groups = [*apart, (names, members)]
+                disjoint.append(group)
+        groups = [*disjoint, (names, members)]
     for names, members in groups:
         yield sorted(names), members
 

@@ -50,17 +50,17 @@ class Laws(PowerLaws):
 
     def exp(self, normal: Normal) -> Normal:
         """Return exp of a form; logarithms of forms that are known to be positive leave the exponent."""
-        found, kept = ONE, ZERO
+        product, rest = ONE, ZERO
         for monomial, coefficient in normal:
             inner = monomial[0][0] if len(monomial) == 1 and monomial[0][1] == 1 else None
             if inner is not None and inner.kind == "log" and (inner.total or (self.exists and coefficient == 1)):
                 self.used.add("log")
                 self.noted(coefficient != 1, "exp-of-multiple")
                 self.noted(len(normal) > 1, "exp")
-                found = self.times(found, self.raised(inner.parts[0], coefficient))  # type: ignore[arg-type]
+                product = self.times(product, self.raised(inner.parts[0], coefficient))  # type: ignore[arg-type]
             else:
-                kept = self.add(kept, ((monomial, coefficient),))
-        return self.times(found, self.monomial([(self.exponential(kept), 1)])) if kept else found
+                rest = self.add(rest, ((monomial, coefficient),))
+        return self.times(product, self.monomial([(self.exponential(rest), 1)])) if rest else product
 
     def log(self, normal: Normal) -> Normal:
         if len(normal) == 1 and normal[0][1]:
@@ -73,13 +73,13 @@ class Laws(PowerLaws):
         known, rest = split_signs(monomial)
         self.noted(len(known) + bool(rest) + (coefficient != 1) > 1, "log-of-product")
         self.noted(bool(rest) and rest[0][1] != 1, "log-of-power")
-        found = self.add(*(self._log_power(f, e) for f, e in known))
+        logs = self.add(*(self._log_power(f, e) for f, e in known))
         if not rest and coefficient > 0:
-            return self.add(found, self._log_number(coefficient))
+            return self.add(logs, self._log_number(coefficient))
         if len(rest) == 1 and rest[0][1] % 2 == 1 and coefficient > 0:
             power = self.scaled(self._log(of(rest[0][0])), Fraction(rest[0][1]))
-            return self.add(found, self._log_number(coefficient), power)
-        return self.add(found, self._log(((rest, coefficient),)))
+            return self.add(logs, self._log_number(coefficient), power)
+        return self.add(logs, self._log(((rest, coefficient),)))
 
     def _log_power(self, f: NormalFactor, e: Exponent) -> Normal:
         self.noted(e != 1, "log-of-power")
@@ -164,13 +164,13 @@ class Laws(PowerLaws):
         oriented, sign = self._oriented(rest)
         self.noted(sign < 0, "relu-of-negative")
         f = self.factor("fn relu", oriented, nonnegative=True, total=total_normal(rest))
-        found = of(f) if sign > 0 else self.add(of(f), self.scaled(oriented, -1))
-        return self.scaled(self.times(self.monomial(known), found), scale)
+        relu = of(f) if sign > 0 else self.add(of(f), self.scaled(oriented, -1))
+        return self.scaled(self.times(self.monomial(known), relu), scale)
 
     def _is_relu(self, normal: Normal) -> bool:
         """Return whether the form is relu(u) - u, which is relu(-u), up to a positive number."""
-        found = [(f, c) for m, c in normal if len(m) == 1 and c > 0 for f, e in m if f.kind == "fn relu" and e == 1]
-        return any(self.add(of(f), self.scaled(argument_of(f), -1)) == self.scaled(normal, 1 / c) for f, c in found)
+        relus = [(f, c) for m, c in normal if len(m) == 1 and c > 0 for f, e in m if f.kind == "fn relu" and e == 1]
+        return any(self.add(of(f), self.scaled(argument_of(f), -1)) == self.scaled(normal, 1 / c) for f, c in relus)
 
     def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
         """Return a factor like f with other parts."""
@@ -210,30 +210,30 @@ class Laws(PowerLaws):
         self.noted(len(normal) > 1, "max-of-shifted")
         ((f, _),), coefficient = normal[at]
         rest = (*normal[:at], *normal[at + 1 :])
-        found: list[tuple[list[Bound], Normal]] = []
+        families: list[tuple[list[Bound], Normal]] = []
         for alternative in f.parts:
             inner, body = self.opened_alternative(alternative)
-            found += self._flattened([*bounds, *inner], self.add(rest, self.scaled(body, coefficient)))
-        return found
+            families += self._flattened([*bounds, *inner], self.add(rest, self.scaled(body, coefficient)))
+        return families
 
     def _maximum_of_one(self, bounds: Sequence[Bound], normal: Normal) -> Normal:
         """Apply max over i and j of (u_i + v_j + c) = max_i u_i + max_j v_j + c."""
         sizes = dict(bounds)
-        found, groups = ZERO, list[tuple[set[str], Normal]]()
+        maximum, groups = ZERO, list[tuple[set[str], Normal]]()
         for monomial, coefficient in normal:
             names = {name for f, _ in monomial for name in f.names if name in sizes}
             term: Normal = ((monomial, coefficient),)
             if not names:
-                found = self.add(found, term)
+                maximum = self.add(maximum, term)
                 continue
             touching = [g for g in groups if g[0] & names]
             groups = [g for g in groups if not g[0] & names]
             groups.append((names.union(*(g[0] for g in touching)), self.add(term, *(g[1] for g in touching))))
-        self.noted(bool(found) or len(groups) > 1, "max-of-shifted")
+        self.noted(bool(maximum) or len(groups) > 1, "max-of-shifted")
         for names, body in groups:
             family = [(name, sizes[name]) for name in sorted(names)]
-            found = self.add(found, self._family(family, body))
-        return found
+            maximum = self.add(maximum, self._family(family, body))
+        return maximum
 
     def _family(self, bounds: Sequence[Bound], body: Normal) -> Normal:
         """Return the maximum of one connected family, with a positive number before it."""

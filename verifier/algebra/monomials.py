@@ -88,8 +88,8 @@ def normal_order(normal: Normal) -> tuple[object, ...]:
 
 def sorted_normal(items: Iterable[tuple[Monomial, Fraction]]) -> Normal:
     """Return monomials in their canonical order."""
-    found = list(items)
-    return tuple(sorted(found, key=lambda item: monomial_order(item[0])) if len(found) > 1 else found)
+    pairs = list(items)
+    return tuple(sorted(pairs, key=lambda item: monomial_order(item[0])) if len(pairs) > 1 else pairs)
 
 
 def total_monomial(monomial: Monomial) -> bool:

@@ -110,18 +110,18 @@ class Forms:
         for normal in normals:
             for monomial, coefficient in normal:
                 total[monomial] = total.get(monomial, Fraction(0)) + coefficient
-        kept = [(m, c) for m, c in total.items() if c or not self._surely(m)]
-        found = sorted_normal(kept)
+        nonzero = [(m, c) for m, c in total.items() if c or not self._surely(m)]
+        ordered = sorted_normal(nonzero)
         if len(total) > 1 or len(normals) > 1:
-            self._note_sum(sum(map(len, normals)), len(total), kept, found)
-        return found
+            self._note_sum(sum(map(len, normals)), len(total), nonzero, ordered)
+        return ordered
 
-    def _note_sum(self, given: int, distinct: int, kept: Sequence[object], found: Sequence[object]) -> None:
+    def _note_sum(self, given: int, distinct: int, nonzero: Sequence[object], ordered: Sequence[object]) -> None:
         if given > distinct:
             self.used.add("collect")
         if given > 2:
             self.used.add("add-associates")
-        if any(a is not b for a, b in zip(kept, found, strict=True)):
+        if any(a is not b for a, b in zip(nonzero, ordered, strict=True)):
             self.used.add("add-commutes")
 
     def scaled(self, normal: Normal, by: Fraction | int) -> Normal:
@@ -162,12 +162,12 @@ class Forms:
                     self._note_powers(f, powers[key], e)
                 powers[key] = powers.get(key, 0) + e
         written: list[Normal] = []
-        kept: list[tuple[NormalFactor, Exponent]] = []
+        nontrivial: list[tuple[NormalFactor, Exponent]] = []
         if exponents:
             self.noted(len(exponents) > 1, "exp")
             ones = {f for f, _ in powers if f.kind in INDICATORS}
             argument = self._where(ones, self.add(*exponents))
-            kept += [(self.exponential(argument), 1)] if argument else []
+            nontrivial += [(self.exponential(argument), 1)] if argument else []
         for (f, _), e in powers.items():
             if f.kind == "in" and self._implied(f, powers):
                 self.used.add("indices-in-range")
@@ -177,10 +177,10 @@ class Forms:
             elif e:
                 squared = f.kind in INDICATORS and e > 1
                 self.noted(squared, "indicator-squared")
-                kept.append((f, 1 if squared else integral(e)))
-        ordered = sorted(kept, key=power_order)
-        self.noted(len(kept) > 2, "mul-associates")
-        self.noted(ordered != kept, "mul-commutes")
+                nontrivial.append((f, 1 if squared else integral(e)))
+        ordered = sorted(nontrivial, key=power_order)
+        self.noted(len(nontrivial) > 2, "mul-associates")
+        self.noted(ordered != nontrivial, "mul-commutes")
         return self.product(((tuple(ordered), Fraction(1)),), *written)
 
     def noted(self, applied: bool, *laws: str) -> bool:
@@ -240,9 +240,9 @@ class Forms:
             return False
         value, size = inside.parts
         conditions = (applied(f.parts[0]) for f, _ in others if f.kind == "same")  # type: ignore[arg-type]
-        own = applied(value)  # type: ignore[arg-type]
-        return own is not None and any(
-            c is not None and c.args == (value,) and (c.name, own.name, size) in self.in_range for c in conditions
+        bound = applied(value)  # type: ignore[arg-type]
+        return bound is not None and any(
+            c is not None and c.args == (value,) and (c.name, bound.name, size) in self.in_range for c in conditions
         )
 
     def _where(self, ones: set[NormalFactor], normal: Normal) -> Normal:

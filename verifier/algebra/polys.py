@@ -42,11 +42,11 @@ class Poly:
     @cached_property
     def names(self) -> frozenset[str]:
         """The names in the polynomial, including those inside applications."""
-        found: set[str] = set()
+        names: set[str] = set()
         for atoms, _ in self.terms:
             for atom in atoms:
-                found.update({atom} if isinstance(atom, str) else set().union(*(p.names for p in atom.args)))
-        return frozenset(found)
+                names.update({atom} if isinstance(atom, str) else set().union(*(p.names for p in atom.args)))
+        return frozenset(names)
 
     @cached_property
     def indices(self) -> frozenset[str]:
@@ -107,8 +107,8 @@ def collect(terms: Iterable[tuple[Product, int]]) -> Poly:
     for atoms, coefficient in terms:
         key = tuple(sorted(atoms, key=str)) if len(atoms) > 1 else atoms
         total[key] = total.get(key, 0) + coefficient
-    found = [(atoms, c) for atoms, c in total.items() if c]
-    return Poly(tuple(sorted(found, key=_order) if len(found) > 1 else found))
+    nonzero = [(atoms, c) for atoms, c in total.items() if c]
+    return Poly(tuple(sorted(nonzero, key=_order) if len(nonzero) > 1 else nonzero))
 
 
 def _order(term: tuple[Product, int]) -> tuple[str, ...]:
@@ -137,8 +137,8 @@ ONE = Poly((((), 1),))
 def app(name: str, *args: Poly) -> Poly:
     """Return an application, simplified by the laws of its name."""
     law = LAWS.get(name)
-    found = law(*args) if law else None
-    return poly(App(name, args)) if found is None else found
+    simplified = law(*args) if law else None
+    return poly(App(name, args)) if simplified is None else simplified
 
 
 def product(factors: Iterable[Poly]) -> Poly:

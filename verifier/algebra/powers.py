@@ -99,13 +99,13 @@ class PowerLaws(Families):
         sign = 1 if coefficient > 0 else -1
         self.noted(len(known) + bool(rest) > 1 or (abs(coefficient) != 1 and bool(monomial)), "root-of-product")
         self.noted(any(power % 2 == 0 for _, power in known), "root-of-square")
-        found = self.times(self.monomial((f, power * e) for f, power in known), self._number(abs(coefficient), e))
+        raised = self.times(self.monomial((f, power * e) for f, power in known), self._number(abs(coefficient), e))
         if not rest and sign > 0:
-            return found
+            return raised
         if sign > 0 and (e * 2) == int(e * 2) and all(p > 0 and p % 2 == 0 for _, p in rest):
             self.used.add("root-of-square")
-            return self.product(found, *(self.raised(self.absolute_factor(f), p * e) for f, p in rest))
-        return self.times(found, self._opaque_power(((rest, Fraction(sign)),), e))
+            return self.product(raised, *(self.raised(self.absolute_factor(f), p * e) for f, p in rest))
+        return self.times(raised, self._opaque_power(((rest, Fraction(sign)),), e))
 
     def absolute_factor(self, f: NormalFactor) -> Normal:
         """Return |f|."""

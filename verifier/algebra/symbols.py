@@ -184,8 +184,8 @@ class Symbols:
     def _signs_tell(self, value: Poly) -> bool:
         """Return whether every coefficient is at least 0 once every size n is written 1 + n'."""
         known = {atom for atoms, _ in value.terms for atom in atoms if self.is_positive(atom)}
-        kept = {atom for atoms, _ in value.terms for atom in atoms if isinstance(atom, App) and atom.name == "max0"}
-        if any(atom not in known | kept for atoms, _ in value.terms for atom in atoms):
+        bounded = {atom for atoms, _ in value.terms for atom in atoms if isinstance(atom, App) and atom.name == "max0"}
+        if any(atom not in known | bounded for atoms, _ in value.terms for atom in atoms):
             return False
         shifted = poly(0)
         for atoms, coefficient in value.terms:

@@ -254,8 +254,8 @@ def _step_problems(one: RankProgram, rooms: Mapping[Buffer, int], index: int, st
     for place, is_used in used:
         room = rooms[place.buffer]
         if is_used and not 0 <= place.offset <= place.offset + step.num_chunks <= room:
-            found = f"{place.buffer}[{place.offset}:{place.offset + step.num_chunks}]"
-            yield f"expected chunks within the {room} of the {place.buffer}, got {found}; move it"
+            span = f"{place.buffer}[{place.offset}:{place.offset + step.num_chunks}]"
+            yield f"expected chunks within the {room} of the {place.buffer}, got {span}; move it"
     if step.after is not None:
         yield from _wait_problems(one, index, step.after)
 

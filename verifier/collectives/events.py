@@ -148,8 +148,8 @@ def _check_size(execution: Execution) -> None:
     assignments = sum(len(event.assignments) for event in execution.events)
     if events > MOST_EVENTS or assignments > MOST_ASSIGNMENTS or events * execution.num_threads > MOST_CLOCKS:
         most = f"at most {MOST_EVENTS} steps on {MOST_ASSIGNMENTS} chunks, and {MOST_CLOCKS} steps times blocks"
-        found = f"{events} steps on {assignments} chunks in {execution.num_threads} blocks"
-        raise Refused(Refusal("form", -1, -1, -1, f"expected {most}, got {found}; judge a smaller one"))
+        got = f"{events} steps on {assignments} chunks in {execution.num_threads} blocks"
+        raise Refused(Refusal("form", -1, -1, -1, f"expected {most}, got {got}; judge a smaller one"))
 
 
 def _circle(execution: Execution, done: set[int]) -> list[Event]:

@@ -151,10 +151,10 @@ class Refuted(NamedTuple):
 def refuted(family: Family, *claims: Claim) -> list[Refuted]:
     """Return which claims are not proven: by default those of an all-gather."""
     wanted: tuple[Claim, ...] = claims or ("first", "there", "new", "grows", "ends", "done")
-    found: list[tuple[Claim, Mapping[str, int] | None]] = [
+    answers: list[tuple[Claim, Mapping[str, int] | None]] = [
         (claim, counterexample(*given)) for claim, given in _claims(family) if claim in wanted
     ]
-    return [Refuted(claim, example) for claim, example in found if example is not None]
+    return [Refuted(claim, example) for claim, example in answers if example is not None]
 
 
 def _claims(family: Family) -> Iterator[tuple[Claim, tuple[list[Term], Term]]]:
@@ -182,9 +182,9 @@ def counterexample(premises: Sequence[Term], conclusion: Term) -> Mapping[str, i
     """Return where premises are true and a conclusion is not: values, none where Z3 does not know; None: nowhere."""
     solver = limited(z3.Solver(), STEPS)
     solver.add(*premises, z3.Not(conclusion))
-    if (found := answer(solver)) == z3.unsat:
+    if (verdict := answer(solver)) == z3.unsat:
         return None
-    model: Any = solver.model() if found == z3.sat else []
+    model: Any = solver.model() if verdict == z3.sat else []
     return {str(name): model[name].as_long() for name in model}
 
 

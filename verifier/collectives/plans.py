@@ -143,12 +143,12 @@ class _Translation:
     def end(self) -> None:
         """End each rank after all its events: what its output is due to hold has to be there by then."""
         for rank in range(self.plan.num_ranks):
-            own = [number for number, event in enumerate(self.execution.events) if event.where.rank == rank]
+            numbers = [number for number, event in enumerate(self.execution.events) if event.where.rank == rank]
             due = [cell for cell in self.execution.afterwards if self.execution.names[cell].rank == rank]
-            last = max((self.execution.events[number].where.step for number in own), default=0)
+            last = max((self.execution.events[number].where.step for number in numbers), default=0)
             reads = tuple(Assignment((), (cell,)) for cell in due)
             where = Where(rank, -1, last, 0, "the end")
-            self.execution.events.append(Event(where, self.execution.num_threads, reads, own, is_end=True))
+            self.execution.events.append(Event(where, self.execution.num_threads, reads, numbers, is_end=True))
             self.execution.num_threads += 1
 
     def _add(self, lane: _Lane, where: Where, block: PlanBlock, action: Action, iteration: Iteration | None) -> None:

@@ -95,8 +95,10 @@ class Memory:
         for rank in ranks:
             room = self._room(rank, buffer)
             if span.first + span.size > room:
-                found = f"{buffer}[{span.first}:{span.first + span.size}]"
-                refuse(where, f"expected chunks within the {room} of the {buffer} of rank {rank}, got {found}; move it")
+                span_text = f"{buffer}[{span.first}:{span.first + span.size}]"
+                refuse(
+                    where, f"expected chunks within the {room} of the {buffer} of rank {rank}, got {span_text}; move it"
+                )
         if packets and buffer != "scratch":
             refuse(where, f"expected packets in scratch, got {buffer}; they need twice the room")
         for rank in ranks if buffer == "scratch" else ():

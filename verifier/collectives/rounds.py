@@ -93,11 +93,9 @@ def _missing(schedule: Schedule, state: State) -> Iterator[Refusal]:
     for (rank, chunk), expected in afterwards(schedule.collective).items():
         value = state.get((rank, chunk))
         if value != expected:
-            found = "nothing" if value is None else str(value)
+            got = "nothing" if value is None else str(value)
             fault: Fault = "counted twice" if getattr(value, "twice", False) else "incomplete"
-            yield Refusal(
-                fault, rank, last, chunk, f"expected {expected}, got {found}; mend the transfers to that cell"
-            )
+            yield Refusal(fault, rank, last, chunk, f"expected {expected}, got {got}; mend the transfers to that cell")
 
 
 def _judge_rates(schedule: Schedule, topology: Topology) -> tuple[str, ...]:

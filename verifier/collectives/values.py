@@ -59,12 +59,12 @@ def before(collective: Collective) -> dict[tuple[int, int], Sum]:
 
 def afterwards(collective: Collective) -> dict[tuple[int, int], Sum]:
     """Return what the cells must hold afterwards: by rank and chunk."""
-    found, sums = dict[tuple[int, int], Sum](), dict[int, Sum]()
+    by_cell, sums = dict[tuple[int, int], Sum](), dict[int, Sum]()
     for cell, ranks in collective.post.items():
         if cell[1] not in sums:
             sums[cell[1]] = Sum(cell[1], bits(ranks))
-        found[cell] = sums[cell[1]]
-    return found
+        by_cell[cell] = sums[cell[1]]
+    return by_cell
 
 
 def bits(ranks: frozenset[int]) -> int:

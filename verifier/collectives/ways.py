@@ -84,10 +84,10 @@ BUILDERS: Mapping[str, tuple[str, bool]] = {
 
 def refuted(way: Way, *claims: Claim) -> list[Refuted]:
     """Return which claims are not proven, of these or of all."""
-    found: list[tuple[Claim, Mapping[str, int] | None]] = [
+    answers: list[tuple[Claim, Mapping[str, int] | None]] = [
         (claim, counterexample(*given)) for claim, given in _claims(way) if claim in claims or not claims
     ]
-    return [Refuted(claim, example) for claim, example in found if example is not None]
+    return [Refuted(claim, example) for claim, example in answers if example is not None]
 
 
 def _claims(way: Way) -> Iterator[tuple[Claim, tuple[list[Term], Term]]]:

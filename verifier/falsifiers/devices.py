@@ -58,10 +58,10 @@ class Devices:
         """Return pairwise distinct sizes; those in the guard are multiples of the degrees, growing unless `falling`."""
         unit = int(np.prod(self.mesh.sizes))
         names = list(dict.fromkeys(name for _, dims in rule.variables for name in dims.names))
-        asked = {name for condition in rule.guard for name in condition.names}
-        sharded = [n for n in names if n in asked]
+        guarded = {name for condition in rule.guard for name in condition.names}
+        sharded = [n for n in names if n in guarded]
         multiples = sorted(range(2, 2 + len(sharded)), reverse=falling)
-        others = [n for n in names if n not in asked]
+        others = [n for n in names if n not in guarded]
         free = zip(others, sorted(_FREE[-len(others) :], reverse=not ascending), strict=False)
         divided = {name: unit * n for name, n in zip(sharded, multiples, strict=True)}
         return dict(CONSTANTS) | divided | dict(free)
@@ -106,7 +106,7 @@ class Devices:
     def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> Choices:
         """Return, for every axis, the choice that requires just these layouts."""
         signature = ROWS[op].signature([t.shape for t in operands], attrs)
-        found: list[Choice] = []
+        choices: list[Choice] = []
         for axis, name in enumerate(self.mesh.names):
             have = tuple(t.layouts[axis] for t in operands)
             blocks = {x.blocks for x in have}
@@ -114,8 +114,8 @@ class Devices:
             fitting = (way for way, needs, _ in ways if all(map(fits, operands, (axis,) * len(needs), needs)))
             if (choice := next(fitting, None)) is None:
                 raise GraphError(f"{op} has no split for operands in {', '.join(map(str, have))} along {name!r}")
-            found.append(choice)
-        return tuple(found)
+            choices.append(choice)
+        return tuple(choices)
 
     def _variable(self, name: str, shape: tuple[int, ...], layouts: Layouts, limit: int | None) -> str:
         """Add a leaf in these layouts. Leaves are stored R or S; a partial one is a sum over a sharded dimension."""

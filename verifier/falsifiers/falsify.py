@@ -102,16 +102,16 @@ class _Trial:
         attrs: dict[str, Any] = dict(self.attrs)
         if "attrs" in rule.local:
             attrs |= row.localize(attrs, LocalShapes(tuple(shapes), result.shape, tuple(parts), local_result))
-        told: list[dict[str, Any]] = []
+        by_device: list[dict[str, Any]] = []
         for device in range(self.degree):
-            own = dict(attrs)
+            device_attrs = dict(attrs)
             if "offset" in rule.local and (factor := offset_factor(row, rule.shapes())) is not None:
-                own["offset"] = own.get("offset", 0) + device * sizes[factor] // self.degree
+                device_attrs["offset"] = device_attrs.get("offset", 0) + device * sizes[factor] // self.degree
             if row.random and ("shard" in rule.local or rule.factor is None):
                 drawn = TensorType(result.shape, "float64", (layout,))
-                own |= {"shape": result.shape, "shard": shard_indices(drawn, self.mesh, (device,))}
-            told.append(own)
-        return told
+                device_attrs |= {"shape": result.shape, "shard": shard_indices(drawn, self.mesh, (device,))}
+            by_device.append(device_attrs)
+        return by_device
 
 
 def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], degree: int) -> Counterexample | None:
@@ -150,9 +150,9 @@ def falsify_row(rule: RowRule, degrees: Sequence[int] = (2, 3)) -> Counterexampl
         shapes = pattern.shapes(sizes)[:-1]
         if sum(map(prod, shapes)) > _MAX_ELEMENTS:
             return None
-        found = falsify(rule, [rng.integers(-4, 5, shape).astype(float) for shape in shapes], {}, degree)
-        if found is not None:
-            return found
+        counterexample = falsify(rule, [rng.integers(-4, 5, shape).astype(float) for shape in shapes], {}, degree)
+        if counterexample is not None:
+            return counterexample
     return None
 
 

@@ -30,11 +30,11 @@ def falsify_placement(rule: Equation, degrees: Sequence[int] = DEGREES, seed: in
     for shift in range(len(degrees)):
         sizes = [degrees[(shift + i) % len(degrees)] for i in range(len(rule.axes))]
         try:
-            found = _on(rule, Mesh(rule.axes, tuple(sizes)), seed)
+            mismatch = _on(rule, Mesh(rule.axes, tuple(sizes)), seed)
         except (RuleError, *ERRORS) as error:
             raise RuleError(f"rule {rule.name!r} cannot be run: {error}") from None
-        if found is not None:
-            return found
+        if mismatch is not None:
+            return mismatch
     return None
 
 

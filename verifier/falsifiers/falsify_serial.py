@@ -32,7 +32,7 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
     """
     if rule.axes:
         return falsify_placement(rule, seed=seed)
-    rng, found, empty, compared = random.Random(seed), 0, 0, 0
+    rng, done, empty, compared = random.Random(seed), 0, 0, 0
     for _ in range(ATTEMPTS):
         made = instance(rule, rng)
         if made is None:
@@ -42,14 +42,14 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
             if empty > max(2, trials // 2):
                 continue
         try:
-            mismatch = _compare(rule, *made, seed=found, positive=found % 2 == 1)
+            mismatch = _compare(rule, *made, seed=done, positive=done % 2 == 1)
         except ERRORS:  # the left side has no value at these sizes
             continue
         compared += 1
-        found += not _is_empty(*made)
+        done += not _is_empty(*made)
         if mismatch is not None:
             return mismatch
-        if found == trials:
+        if done == trials:
             return None
     if not compared:
         raise RuleError(f"rule {rule.name!r}: no small sizes satisfy its left side and guard")
@@ -95,8 +95,10 @@ def _wrong_gradient(
     """Return roots whose derivatives along one direction of all variables differ, so that gradients differ; or None."""
     rng = np.random.default_rng(len(tensors))
     moved = {name: rng.standard_normal(x.shape) for name, x in tensors.items() if x.dtype.kind == "f"}
-    apart = {name: x + 1e-3 * moved[name] if name in moved else x for name, x in tensors.items()}  # off kinks and ties
-    left, right = (tangents(graph, apart, moved) for graph in graphs)
+    shifted = {
+        name: x + 1e-3 * moved[name] if name in moved else x for name, x in tensors.items()
+    }  # off kinks and ties
+    left, right = (tangents(graph, shifted, moved) for graph in graphs)
     for ours, theirs in pairs:
         if not left[ours].agrees(right[theirs]):
             note = "the values are equal; these are derivatives, which are not"

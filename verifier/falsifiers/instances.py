@@ -39,8 +39,8 @@ IGNORED_SHARE = 0.25
 
 def instances(rule: Equation, rng: random.Random, count: int) -> Iterator[tuple[Graph, Match]]:
     """Yield a few instances of the left side at random small sizes, with the match of its roots."""
-    found = (made for _ in range(ATTEMPTS) if (made := instance(rule, rng)) is not None)
-    yield from islice(found, count)
+    matched = (made for _ in range(ATTEMPTS) if (made := instance(rule, rng)) is not None)
+    yield from islice(matched, count)
 
 
 def instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
@@ -180,15 +180,15 @@ def _may_be_empty(rule: Equation) -> bool:
 
 def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
     """Return the variables that hold indices, each with the terms and dimensions that it indexes."""
-    found: dict[str, list[tuple[Term, int]]] = {}
+    ranges: dict[str, list[tuple[Term, int]]] = {}
     for term in rule.operators:
         for operand, (into, dim) in term.indexes.items():
             if operand < len(term.operands) and into < len(term.operands):
                 at = _constant(dict(term.attrs)["dim"]) if dim < 0 and "dim" in dict(term.attrs) else dim
                 for inner in subterms(term.operands[operand]):
                     if isinstance(inner, Variable):
-                        found.setdefault(inner.name, []).append((term.operands[into], at))
-    return found
+                        ranges.setdefault(inner.name, []).append((term.operands[into], at))
+    return ranges
 
 
 def _constant(value: Expression | None) -> int:
@@ -207,25 +207,25 @@ def drawn(
     """Draw the variables: integers if all rows are exact, else decimals; with `positive`, greater than 0."""
     rng = np.random.default_rng(seed)
     rows = [ROWS[t.op] for t in rule.operators if t.op in ROWS]
-    indices, found, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
+    indices, tensors, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
     for name, shape in shapes.items():
         if name in indices:
-            found[name] = rng.integers(0, max(index_limit(indices[name], shapes, sizes), 1), shape)
+            tensors[name] = rng.integers(0, max(index_limit(indices[name], shapes, sizes), 1), shape)
             for value in ignored:
-                found[name] = np.where(rng.random(shape) < IGNORED_SHARE, value, found[name])
+                tensors[name] = np.where(rng.random(shape) < IGNORED_SHARE, value, tensors[name])
         elif not any(row.rounds for row in rows):
-            found[name] = rng.integers(-4, 5, shape).astype(float)
+            tensors[name] = rng.integers(-4, 5, shape).astype(float)
         elif positive:
-            found[name] = rng.uniform(0.5, 2.0, shape)
+            tensors[name] = rng.uniform(0.5, 2.0, shape)
         else:
-            found[name] = rng.integers(-8, 9, shape) / 4.0
-    return found
+            tensors[name] = rng.integers(-8, 9, shape) / 4.0
+    return tensors
 
 
 def _ignored(rule: Equation, sizes: Mapping[str, Any]) -> list[int]:
     """Return the ignored targets of the left side's losses."""
     attrs = (dict(term.attrs) for term in applied(rule.left) if term.op == "cross_entropy_sum")
-    return [found["ignore_index"].evaluate(sizes) for found in attrs]
+    return [values["ignore_index"].evaluate(sizes) for values in attrs]
 
 
 def index_limit(

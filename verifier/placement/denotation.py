@@ -121,10 +121,10 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
     """
     base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), primes(_FIRST_PRIME), strict=False))
     base |= {axis: _degree(rule, axis, least) for axis, least in zip(rule.axes, _DEGREES, strict=False)}
-    asked = [g for g in rule.guard if g.names & set(rule.axes) and g.names - set(rule.axes)]
-    for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in asked)), _MAX_INSTANCES):
+    conditions = [g for g in rule.guard if g.names & set(rule.axes) and g.names - set(rule.axes)]
+    for chosen in islice(product(*(sorted(g.names - set(rule.axes)) for g in conditions)), _MAX_INSTANCES):
         sizes = dict(base)
-        for condition, name in zip(asked, chosen, strict=True):
+        for condition, name in zip(conditions, chosen, strict=True):
             (axis,) = condition.names & set(rule.axes)
             degree, size = sizes[axis], sizes[name]
             divisors = (d for d in range(1, degree + 1) if degree % d == 0)
@@ -137,9 +137,9 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
 
 def _degree(rule: Equation, axis: str, least: int) -> int:
     """Return a multiple of the least degree that satisfies the guard's conditions on this axis alone."""
-    own = [g for g in rule.guard if g.names and g.names <= {axis}]
+    conditions = [g for g in rule.guard if g.names and g.names <= {axis}]
     tried = range(least, least * _MAX_DEGREES, least)
-    return next((n for n in tried if all(g.evaluate({axis: n}) is True for g in own)), least)
+    return next((n for n in tried if all(g.evaluate({axis: n}) is True for g in conditions)), least)
 
 
 @dataclass
@@ -161,12 +161,12 @@ class _Encoding:
 
     def term(self, term: Term) -> _Typed:
         if term not in self._made:
-            found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
-            dims = [x.dim for x in found.layouts if x.is_shard]
-            for axis, x in zip(self.rule.axes, found.layouts, strict=True):
-                if x.is_shard and (dims.count(x.dim) > 1 or found.shape[x.dim] % (x.blocks * self.sizes[axis])):
-                    raise RuleError(f"{term}: {x} does not divide {found.shape} by {self.sizes[axis]}")
-            self._made[term] = found
+            typed = self._variable(term) if isinstance(term, Variable) else self._applied(term)
+            dims = [x.dim for x in typed.layouts if x.is_shard]
+            for axis, x in zip(self.rule.axes, typed.layouts, strict=True):
+                if x.is_shard and (dims.count(x.dim) > 1 or typed.shape[x.dim] % (x.blocks * self.sizes[axis])):
+                    raise RuleError(f"{term}: {x} does not divide {typed.shape} by {self.sizes[axis]}")
+            self._made[term] = typed
         return self._made[term]
 
     def _variable(self, term: Variable) -> _Typed:
@@ -214,11 +214,11 @@ class _Encoding:
         row = ROWS[op]
         for choice in _choices(row, signature, have):
             try:
-                asked, result = choice.layouts(signature, row)
+                operands, result = choice.layouts(signature, row)
             except GraphError:
                 continue
             fits = (
-                a == x or (free and {a.kind, x.kind} == {"R", "C"}) for a, (x, free) in zip(asked, have, strict=True)
+                a == x or (free and {a.kind, x.kind} == {"R", "C"}) for a, (x, free) in zip(operands, have, strict=True)
             )
             if all(fits) and indivisible(signature, [choice], [degree]) is None:
                 return result

@@ -137,9 +137,9 @@ class Typing:
     def of(self, term: Term) -> TermType:
         """Return the type of a term; raise `IllTypedError` if it has none."""
         if term not in self._types:
-            found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
-            self._check(term, found)
-            self._types[term] = found
+            kind = self._variable(term) if isinstance(term, Variable) else self._applied(term)
+            self._check(term, kind)
+            self._types[term] = kind
         return self._types[term]
 
     def _variable(self, term: Variable) -> TermType:
@@ -149,12 +149,12 @@ class Typing:
             raise IllTypedError(f"{term}: indices cannot be partial sums")
         return TermType(shape, layouts, term.name not in self._indices)
 
-    def _check(self, term: Term, found: TermType) -> None:
+    def _check(self, term: Term, kind: TermType) -> None:
         """Check that shards have dimensions in whole blocks, no two axes the same one; record divisibilities."""
-        shards = [(axis, x) for axis, x in zip(self.rule.axes, found.layouts, strict=True) if x.is_shard]
+        shards = [(axis, x) for axis, x in zip(self.rule.axes, kind.layouts, strict=True) if x.is_shard]
         for axis, x in shards:
-            if not 0 <= x.dim < len(found.shape) or found.shape[x.dim] % x.blocks:
-                raise IllTypedError(f"{term}: {x} of a value of rank {len(found.shape)} along {axis}")
+            if not 0 <= x.dim < len(kind.shape) or kind.shape[x.dim] % x.blocks:
+                raise IllTypedError(f"{term}: {x} of a value of rank {len(kind.shape)} along {axis}")
             self._need(axis, self._extent(term, x.dim), x.blocks, str(term))
         if len({x.dim for _, x in shards}) < len(shards):
             raise RuleError(f"{term}: two axes shard one dimension, which these proofs do not cover")
@@ -174,11 +174,11 @@ class Typing:
 
     def _factored(self, number: int) -> Poly:
         """Return the product of sizes for which a number stands."""
-        found = poly(1)
+        product = poly(1)
         for name, prime in self._primes.items():
             while number and number % prime == 0:
-                found, number = found * poly(name), number // prime
-        return found * number
+                product, number = product * poly(name), number // prime
+        return product * number
 
     def _applied(self, term: Apply) -> TermType:
         operands = [self.of(operand) for operand in term.operands]
@@ -226,9 +226,10 @@ class Typing:
         """Return the result's layout along one axis, by the certified row rule with these operands."""
         reasons: list[str] = []
         for rule, sizes, size in _offered(term.op, signature, frozenset(x.blocks for x in have)):
-            asked = [p.at(sizes) for p in rule.operands]
+            operands = [p.at(sizes) for p in rule.operands]
             if not all(
-                a == b or (not g and {a.kind, b.kind} == {"R", "C"}) for a, b, g in zip(asked, have, grads, strict=True)
+                a == b or (not g and {a.kind, b.kind} == {"R", "C"})
+                for a, b, g in zip(operands, have, grads, strict=True)
             ):
                 continue
             if (failure := proven(rule).failure) is not None:
@@ -245,8 +246,8 @@ class Typing:
 
     def _need_factor(self, axis: str, size: int, term: Apply) -> None:
         """Record that a split factor must be divisible: a product of sizes, or a whole dimension of some value."""
-        found = self._factored(size)
-        if any(not atoms for atoms, c in found.terms if c != 1) or found.constant not in (None, 1):
+        factored = self._factored(size)
+        if any(not atoms for atoms, c in factored.terms if c != 1) or factored.constant not in (None, 1):
             for inner in (*term.operands, term):
                 for dim, extent_ in enumerate(self._types[inner].shape if inner in self._types else ()):
                     if extent_ == size:
@@ -256,8 +257,8 @@ class Typing:
             match = next((p for p in whole.values() if self._value(p) == size), None)
             if match is None:
                 raise RuleError(f"{term}: the split factor of size {size} is no product of sizes")
-            found = match
-        self.needed[axis, found] = None
+            factored = match
+        self.needed[axis, factored] = None
 
     # ---- what the types rest on ----
 
@@ -268,19 +269,19 @@ class Typing:
 
     def guard(self) -> tuple[Expression, ...]:
         """Return the divisibilities that are not implied by others, as conditions."""
-        kept = [
+        needed = [
             (axis, size) for axis, size in self.needed
             if size.constant is None
             and not any(a == axis and s != size and _implies([s], size) for a, s in self.needed)
         ]  # fmt: skip
-        return tuple(sorted((_condition(axis, size) for axis, size in kept), key=str))
+        return tuple(sorted((_condition(axis, size) for axis, size in needed), key=str))
 
     def unguarded(self) -> Failure | None:
         """Return the first divisibility that the guard does not imply, with sizes for which it fails; or None."""
         given: dict[str, list[Poly]] = {}
         for condition in self.rule.guard:
-            if (found := self._divisibility(condition)) is not None:
-                given.setdefault(found[0], []).append(found[1])
+            if (divided := self._divisibility(condition)) is not None:
+                given.setdefault(divided[0], []).append(divided[1])
         for axis, size in self.needed:
             if not _implies(given.get(axis, []), size):
                 ones = {str(a): "1" for atoms, _ in size.terms for a in atoms}
@@ -325,9 +326,9 @@ def _offered(
             for number, factor in enumerate(signature.factors)
             if factor.role != "fixed" and factor.name != row.offset and factor.size % n == 0 and factor.size > n
         ]
-    for found in refined:
-        pattern, letters = pattern_of(found)
-        sizes = {letter: f.size for f, letter in zip(found.factors, letters, strict=True)}
+    for refinement in refined:
+        pattern, letters = pattern_of(refinement)
+        sizes = {letter: f.size for f, letter in zip(refinement.factors, letters, strict=True)}
         for choice in choices(row, pattern):
             with suppress(GraphError, RuleError):
                 rule = derive(op, pattern, choice)

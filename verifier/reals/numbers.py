@@ -52,14 +52,14 @@ class RealNumbers(Sums):
         if more or coefficient != 1:
             return self._root(number)
         rest = [f for f in factors if not self._surely(f)]
-        apart = [f for f in factors if self._surely(f)] + ([z3.Product(rest)] if rest else [])
-        return z3.Product([z3.RealVal(1), *map(self._root, apart)])
+        separate = [f for f in factors if self._surely(f)] + ([z3.Product(rest)] if rest else [])
+        return z3.Product([z3.RealVal(1), *map(self._root, separate)])
 
     def _root(self, number: Number) -> Number:
         flat = self.flat(number)
-        found = self.function("sqrt", flat, partial=not self._surely(flat))
-        self._fact(found, z3.And(found > 0, found * found == flat))
-        return found
+        root = self.function("sqrt", flat, partial=not self._surely(flat))
+        self._fact(root, z3.And(root > 0, root * root == flat))
+        return root
 
     def indicator(self, condition: str, number: Number) -> Number:
         """Return the number that is 1 where a condition on a number holds, else 0."""
@@ -67,7 +67,7 @@ class RealNumbers(Sums):
 
     def exp(self, number: Number) -> Number:
         """Return exp, separately for each summand, by cases of the conditions in the number."""
-        found, monomials = z3.RealVal(1), self.monomials(number)
+        product, monomials = z3.RealVal(1), self.monomials(number)
         condition = next((f for _, factors in monomials for f in factors if is_indicator(f)), None)
         if condition is not None:
             free = [(c, factors) for c, factors in monomials if not any(f.eq(condition) for f in factors)]
@@ -79,16 +79,16 @@ class RealNumbers(Sums):
             times = coefficient.numerator if factors and coefficient.denominator == 1 and abs(coefficient) < 5 else 1
             one = self._exp(z3.Product([*factors, z3.RealVal(coefficient / times)]))
             power = one if times > 0 else self.inverse(one)
-            found = found * z3.Product([power] * abs(times))
-        return found
+            product = product * z3.Product([power] * abs(times))
+        return product
 
     def _exp(self, number: Number) -> Number:
         flat = self.flat(number)
         if is_function(flat, "log") and self.is_positive(flat.arg(0)):
             return flat.arg(0)
-        found = self.function("exp", flat)
-        self._fact(found, found == flat.arg(0) if is_function(flat, "log") else found > 0)
-        return found
+        power = self.function("exp", flat)
+        self._fact(power, power == flat.arg(0) if is_function(flat, "log") else power > 0)
+        return power
 
     def log(self, number: Number) -> Number:
         """Return log; for a product of exponentials and at most one other factor, as the sum of the factors' logs."""
@@ -121,11 +121,11 @@ class RealNumbers(Sums):
         if is_function(number, "inverse"):
             return number.arg(0)
         flat = multiplied(number)
-        found = z3.Function("inverse", z3.RealSort(), z3.RealSort())(flat)
+        inverse = z3.Function("inverse", z3.RealSort(), z3.RealSort())(flat)
         if not self.is_positive(flat):
             self.needs.append(("inverse", flat))
-        self._fact(found, flat * found == 1)
-        return found
+        self._fact(inverse, flat * inverse == 1)
+        return inverse
 
     def _fact(self, about: Number, fact: Formula) -> None:
         if about.get_id() not in self._known:

@@ -74,9 +74,9 @@ class Sums:
     def _multiplied(self, number: Number) -> tuple[Number, list[RealProduct]]:
         """Return a number multiplied out, and its monomials."""
         flat = multiplied(number)
-        found = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
-        changed = [_cancel(factors) or self._masked(factors) for _, factors in found]
-        return self._multiplied(total_of(found)) if any(changed) else (flat, found)
+        products = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
+        changed = [_cancel(factors) or self._masked(factors) for _, factors in products]
+        return self._multiplied(total_of(products)) if any(changed) else (flat, products)
 
     def _masked(self, factors: list[Number]) -> bool:
         """Drop an indicator that another factor implies, [c] · [c] = [c]; return whether there was one."""
@@ -112,14 +112,14 @@ class Sums:
         return sum_of([self._summed(bounds, c, factors) for c, factors in self.monomials(number)])
 
     def _summed(self, bounds: Sequence[Binding], coefficient: Fraction, factors: Sequence[Number]) -> Number:
-        outside, inside, inner = list[Number](), list[Number](), {name_of(n): (n, size) for n, size in bounds}
+        free, inside, inner = list[Number](), list[Number](), {name_of(n): (n, size) for n, size in bounds}
         pending = list(factors)
         while pending:
             f = pending.pop()
             if self.depends(f).isdisjoint(inner):
-                outside.append(f)
-            elif (found := self._sum(f)) is not None and found.kind == "sum":
-                opened, more = self._opened(found)
+                free.append(f)
+            elif (summed := self._sum(f)) is not None and summed.kind == "sum":
+                opened, more = self._opened(summed)
                 inner |= {name_of(n): (n, size) for n, size in opened}
                 pending += more
             else:
@@ -127,36 +127,36 @@ class Sums:
         used = set[str]()
         for names, members in self._apart(inside, set(inner)):
             used |= names
-            outside.append(self._name("sum", [inner[n] for n in sorted(names)], members))
-        outside += [self.size(size) for name, (_, size) in inner.items() if name not in used]
-        return product_of(coefficient, outside)
+            free.append(self._name("sum", [inner[n] for n in sorted(names)], members))
+        free += [self.size(size) for name, (_, size) in inner.items() if name not in used]
+        return product_of(coefficient, free)
 
     def _apart(self, factors: Sequence[Number], names: set[str]) -> list[tuple[set[str], list[Number]]]:
         """Return the factors in groups that share no index."""
         groups = list[tuple[set[str], list[Number]]]()
         for f in factors:
-            own, members = set(self.depends(f)) & names, [f]
-            for group in [g for g in groups if g[0] & own]:
+            names_of_group, members = set(self.depends(f)) & names, [f]
+            for group in [g for g in groups if g[0] & names_of_group]:
                 groups.remove(group)
-                own, members = own | group[0], members + group[1]
-            groups.append((own, members))
+                names_of_group, members = names_of_group | group[0], members + group[1]
+            groups.append((names_of_group, members))
         return groups
 
     def greatest(self, bounds: Sequence[Binding], number: Number) -> Number:
         """Return the maximum over the bounds, with independent terms and a positive number before it."""
         names = {name_of(n) for n, _ in bounds}
-        outside, inside = list[RealProduct](), list[RealProduct]()
+        free_terms, inside = list[RealProduct](), list[RealProduct]()
         for c, factors in self.monomials(number):
             free = all(self.depends(f).isdisjoint(names) for f in factors)
-            (outside if free else inside).append((c, factors))
+            (free_terms if free else inside).append((c, factors))
         if not inside:
             return number
         scale = abs(inside[0][0])
         body = multiplied(total_of([(c / scale, factors) for c, factors in inside]))
         if (inner := self._sum(body)) is not None and inner.kind == "max":
             opened, (body,) = self._opened(inner)
-            return total_of(outside) + z3.RealVal(scale) * self.greatest([*bounds, *opened], body)
-        return total_of(outside) + z3.RealVal(scale) * self._name("max", list(bounds), [body])
+            return total_of(free_terms) + z3.RealVal(scale) * self.greatest([*bounds, *opened], body)
+        return total_of(free_terms) + z3.RealVal(scale) * self._name("max", list(bounds), [body])
 
     def _name(self, kind: str, bounds: Sequence[Binding], factors: Sequence[Number]) -> Number:
         """Return the constant of a sum, which does not depend on the order and names of its indices."""
@@ -165,11 +165,11 @@ class Sums:
         height = 1 + max(self._seen(f).height for f in factors)
         best: tuple[tuple[str, ...], str, tuple[Binding, ...], Number] | None = None
         for order in _orders(bounds):
-            own = tuple((z3.Int(f"#{height}.{i}"), size) for i, (_, size) in enumerate(order))
-            swap = {name_of(old): new for (old, _), (new, _) in zip(order, own, strict=True)}
+            bounds_in_order = tuple((z3.Int(f"#{height}.{i}"), size) for i, (_, size) in enumerate(order))
+            swap = {name_of(old): new for (old, _), (new, _) in zip(order, bounds_in_order, strict=True)}
             body = multiplied(self.renamed(product_of(Fraction(1), factors), swap))
-            found = (tuple(str(size) for _, size in own), body.sexpr(), own, body)
-            best = found if best is None or found[1] < best[1] else best
+            candidate = (tuple(str(size) for _, size in bounds_in_order), body.sexpr(), bounds_in_order, body)
+            best = candidate if best is None or candidate[1] < best[1] else best
         assert best is not None
         key = (kind, best[0], best[1])
         if key not in self._named:
@@ -182,25 +182,25 @@ class Sums:
                 self.facts.append(self._named[key] > 0)
         return self._named[key]
 
-    def _opened(self, found: NamedSum) -> tuple[list[Binding], list[Number]]:
-        bounds = [(self.bound(), size) for _, size in found.bounds]
-        swap = {name_of(old): new for (old, _), (new, _) in zip(found.bounds, bounds, strict=True)}
-        return bounds, [self.renamed(f, swap) for f in found.factors]
+    def _opened(self, named: NamedSum) -> tuple[list[Binding], list[Number]]:
+        bounds = [(self.bound(), size) for _, size in named.bounds]
+        swap = {name_of(old): new for (old, _), (new, _) in zip(named.bounds, bounds, strict=True)}
+        return bounds, [self.renamed(f, swap) for f in named.factors]
 
     def renamed(self, number: Number, swap: dict[str, Number]) -> Number:
         """Return a number with indices replaced, also within sums."""
-        own = {name: new for name, new in swap.items() if name in self.depends(number)}
-        if not own:
+        renames = {name: new for name, new in swap.items() if name in self.depends(number)}
+        if not renames:
             return number
-        pairs = [(z3.Int(name), new) for name, new in own.items()]
+        pairs = [(z3.Int(name), new) for name, new in renames.items()]
         for name in self._seen(number).sums:
-            found = self._sums[name]
-            if not found.depends.isdisjoint(own):
-                bounds, factors = self._opened(found)
-                inner = [self.renamed(f, own) for f in factors]
+            named = self._sums[name]
+            if not named.depends.isdisjoint(renames):
+                bounds, factors = self._opened(named)
+                inner = [self.renamed(f, renames) for f in factors]
                 inside = product_of(Fraction(1), inner)
-                again = self.greatest(bounds, inside) if found.kind == "max" else self.total(bounds, inside)
-                pairs.append((z3.Real(name), again))
+                renamed_sum = self.greatest(bounds, inside) if named.kind == "max" else self.total(bounds, inside)
+                pairs.append((z3.Real(name), renamed_sum))
         return z3.substitute(number, *pairs)
 
     def closed(self, number: Number) -> Number:
@@ -238,17 +238,17 @@ class Sums:
 
     def is_positive(self, number: Number) -> bool:
         """Return whether a number is a size, an exponential, an existing root, or a nonempty sum of exponentials."""
-        found = self._sum(number)
-        if found is None:
+        named = self._sum(number)
+        if named is None:
             return (
                 is_function(number, "exp")
                 or is_function(number, "sqrt")
                 or (z3.is_const(number) and number.decl().name().startswith("size "))
             )
         return (
-            found.kind == "sum"
-            and all(is_function(f, "exp") for f in found.factors)
-            and all(self.nonempty(size) for _, size in found.bounds)
+            named.kind == "sum"
+            and all(is_function(f, "exp") for f in named.factors)
+            and all(self.nonempty(size) for _, size in named.bounds)
         )
 
 

@@ -89,14 +89,14 @@ def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Segments], dims
 def _exists(numbers: RealNumbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
     """Return whether the right side's needs follow from the left side's; its own facts count only then."""
     known = [(name, numbers.closed(argument)) for name, argument in exists]
-    asked = [
+    partial = [
         (name, argument)
         for name, argument in numbers.needs
         if not any(name == other and numbers.closed(argument).eq(seen) for other, seen in known)
     ]
-    if any(name != "inverse" or _bound(numbers, argument) for name, argument in asked):
+    if any(name != "inverse" or _bound(numbers, argument) for name, argument in partial):
         return False
-    return not asked or _follows(z3.And([argument != 0 for _, argument in asked]), given)
+    return not partial or _follows(z3.And([argument != 0 for _, argument in partial]), given)
 
 
 def _bound(numbers: RealNumbers, number: Number) -> bool:

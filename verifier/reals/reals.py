@@ -112,19 +112,19 @@ class Reals:
     def read(self, term: Term, index: Address) -> Number:
         """Return the element of an operand from which a pointwise result at this index is computed."""
         dims = self.dims(term)
-        own = index[len(index) - len(dims) :]
-        return self.element(term, tuple(place if dim else () for dim, place in zip(dims, own, strict=True)))
+        suffix = index[len(index) - len(dims) :]
+        return self.element(term, tuple(place if dim else () for dim, place in zip(dims, suffix, strict=True)))
 
     def total(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
         """Return Σ over these dimensions of number(places)."""
-        return sum_of([self.numbers.total(bounds, number(*places)) for places, bounds in self._over(dims)])
+        return sum_of([self.numbers.total(bounds, number(*places)) for places, bounds in self._positions(dims)])
 
     def greatest(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
         """Return the maximum over these dimensions of number(places)."""
-        found = [self.numbers.greatest(bounds, number(*places)) for places, bounds in self._over(dims)]
-        return reduce(larger, found)
+        maxima = [self.numbers.greatest(bounds, number(*places)) for places, bounds in self._positions(dims)]
+        return reduce(larger, maxima)
 
-    def _over(self, dims: Sequence[Dim]) -> Iterator[tuple[Address, list[Binding]]]:
+    def _positions(self, dims: Sequence[Dim]) -> Iterator[tuple[Address, list[Binding]]]:
         """Yield all positions of these dimensions, piece by piece, with their bound indices."""
         for cuts in pieces(self.run, dims):
             bounds = [(self.numbers.bound(), size) for cut in cuts for _, size in cut]

@@ -137,9 +137,9 @@ def _reshape(reals: Reals, term: Apply, index: Address) -> Number:
         return _reshape_all(reals, term, index)
     new = [digit for dim in reals.dims(term) for digit in dim]
     places = [number for place in index for number in place]
-    found: list[Place] = []
+    address: list[Place] = []
     for dim in reals.dims(x):
-        own: list[Number] = []
+        numbers: list[Number] = []
         for digit in dim:
             expect(term, bool(new))
             first, value = new.pop(0), places.pop(0)
@@ -150,10 +150,10 @@ def _reshape(reals: Reals, term: Apply, index: Address) -> Number:
                 expect(term, bool(new) and not new[0].splice)
                 value = value * translated(new[0].size) + places.pop(0)
                 size = size * new.pop(0).size
-            own.append(value if digit.splice else z3.simplify(value, som=True))
-        found.append(tuple(own))
+            numbers.append(value if digit.splice else z3.simplify(value, som=True))
+        address.append(tuple(numbers))
     expect(term, not new)
-    return reals.element(x, tuple(found))
+    return reals.element(x, tuple(address))
 
 
 def _reshape_all(reals: Reals, term: Apply, index: Address) -> Number:
@@ -203,7 +203,7 @@ def chosen(dim: Dim, value: Number) -> Place:
     return tuple(digit(value) for digit in digits)
 
 
-def kept(reals: Reals, ignored: Expression, value: Number) -> Number:
+def not_ignored(reals: Reals, ignored: Expression, value: Number) -> Number:
     """Return 1 where an index is not the ignored one, else 0."""
     return reals.numbers.indicator(f"kept unless {ignored}", value)
 
@@ -219,7 +219,7 @@ def _ne(reals: Reals, term: Apply, index: Address) -> Number:
     """Return 1 where an index differs from a constant, else 0."""
     constant, ids = sorted(term.operands, key=lambda x: not (isinstance(x, Apply) and x.op == "full"))
     expect(term, isinstance(constant, Apply))
-    return kept(reals, dict(constant.attrs)["value"], reals.read(ids, index))  # type: ignore[union-attr]
+    return not_ignored(reals, dict(constant.attrs)["value"], reals.read(ids, index))  # type: ignore[union-attr]
 
 
 # ---- constants ----

@@ -12,7 +12,7 @@ from shardwright.verifier.algebra.elements import extent, spliced
 from shardwright.verifier.logic import Number, z3
 from shardwright.verifier.reals.numbersums import name_of
 from shardwright.verifier.reals.reals import Address, Place, RealRow, Reals, expect
-from shardwright.verifier.reals.reals_moves import chosen, inside, kept, number_of
+from shardwright.verifier.reals.reals_moves import chosen, inside, not_ignored, number_of
 
 # ---- sums ----
 
@@ -55,11 +55,11 @@ def _softmax(reals: Reals, term: Apply, index: Address) -> Number:
     """Return exp x / Σ_j exp x_j, or its logarithm."""
     (x,), numbers = term.operands, reals.numbers
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
-    own, over = reals.element(x, index), reals.dims(x)[at : at + 1]
+    element, over = reals.element(x, index), reals.dims(x)[at : at + 1]
     bottom = reals.total(over, lambda j: numbers.exp(reals.element(x, (*index[:at], j, *index[at + 1 :]))))
     if term.op == "log_softmax":
-        return own - numbers.log(numbers.flat(bottom))
-    return numbers.exp(own) * numbers.inverse(bottom)
+        return element - numbers.log(numbers.flat(bottom))
+    return numbers.exp(element) * numbers.inverse(bottom)
 
 
 def _norm(reals: Reals, term: Apply, index: Address) -> Number:
@@ -95,10 +95,10 @@ def _sdpa(reals: Reals, term: Apply, index: Address) -> Number:
 
     def weight(j: Place) -> Number:
         dot = reals.total([inner], lambda d: reals.element(q, (*index[:-1], d)) * reals.element(k, (*lead, j, d)))
-        found = numbers.exp(z3.Sum([dot * scale, *(reals.read(mask, (*index[:-1], j)) for mask in masks)]))
+        weight = numbers.exp(z3.Sum([dot * scale, *(reals.read(mask, (*index[:-1], j)) for mask in masks)]))
         if str(attrs["causal"]) == "False":
-            return found
-        return found * numbers.indicator("at least 0", number_of(reals.dims(q)[-2], index[-2]) - number_of(keys, j))
+            return weight
+        return weight * numbers.indicator("at least 0", number_of(reals.dims(q)[-2], index[-2]) - number_of(keys, j))
 
     top = reals.total([keys], lambda j: weight(j) * reals.element(v, (*lead, j, index[-1])))
     return top * numbers.inverse(reals.total([keys], weight))
@@ -135,14 +135,14 @@ def _cross_entropy(reals: Reals, term: Apply, index: Address) -> Number:
             return reals.element(x, (*places[:at], j, *places[at:]))
 
         value = reals.element(target, places)
-        counts, is_class = kept(reals, attrs["ignore_index"], value), inside(reals, classes[0], value)
+        counts, is_class = not_ignored(reals, attrs["ignore_index"], value), inside(reals, classes[0], value)
         expect(term, name_of(value) in reals.run.rule.dims)
         if reals.given:  # targets are classes or ignored
             numbers.implied.add((name_of(value), name_of(counts), name_of(is_class)))
-        found = numbers.log(numbers.flat(reals.total(classes, lambda j: numbers.exp(logit(j)))))
+        log_sum = numbers.log(numbers.flat(reals.total(classes, lambda j: numbers.exp(logit(j)))))
         mean = reals.total(classes, logit) * numbers.inverse(numbers.size(extent(classes[0])))
-        own = is_class * logit(chosen(classes[0], value))
-        return counts * (found - (1 - smoothing) * own - smoothing * mean)
+        picked = is_class * logit(chosen(classes[0], value))
+        return counts * (log_sum - (1 - smoothing) * picked - smoothing * mean)
 
     return reals.total(reals.dims(target), loss)
 

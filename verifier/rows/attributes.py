@@ -137,7 +137,7 @@ def _slice(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
 def _places(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     """Return the dimension in which the result differs from the rows, and how many places it has."""
     pairs = zip(pattern.result, pattern.operands[-1], strict=True)
-    dim = next(d for d, (own, other) in enumerate(pairs) if own != other)
+    dim = next(d for d, (mine, other) in enumerate(pairs) if mine != other)
     return {"dim": dim, "places": _extents((pattern.result[dim],), sizes, path)[0]}
 
 

@@ -185,12 +185,12 @@ def sum_claim(encoding: Encoding, term: IndexTerm) -> Claim:
     return f"terms summed for a result in {term.result}", local == whole * (K if partial else 1)
 
 
-def position_claims(encoding: Encoding, term: IndexTerm, told: bool) -> Iterator[Claim]:
-    """Yield the claims that the local body sees the global positions, if it is `told` the start of its part.
+def position_claims(encoding: Encoding, term: IndexTerm, offset: bool) -> Iterator[Claim]:
+    """Yield the claims that the local body sees the global positions, if it gets the `offset` of its part.
 
     Together with the equality of operands' cells, bodies have equal arguments on both sides. The cell of a `P` operand
     is one summand on both sides: the lemma `additive-sum` takes the sum out of the body.
     """
     for name in term.body.positions:
-        start = DEVICE * CHUNK if told and name == encoding.factor else z3.IntVal(0)
+        start = DEVICE * CHUNK if offset and name == encoding.factor else z3.IntVal(0)
         yield f"equal positions along {name}", start + encoding.local_digit[name] == encoding.digit[name]

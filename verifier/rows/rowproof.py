@@ -65,10 +65,10 @@ def _composed(rule: RowRule) -> Proof:
         split = derive(rule.row, rule.shapes(), rule.choice.inner)
     except (GraphError, RuleError) as error:
         return Proof(failure=Failure(str(error)))
-    own, beyond = proven(split), _BEYOND[type(rule.choice)]
-    failure = own.failure or _unguarded(rule, rule.shapes()) or next(beyond.broken(rule, split), None)
+    split_proof, beyond = proven(split), _BEYOND[type(rule.choice)]
+    failure = split_proof.failure or _unguarded(rule, rule.shapes()) or next(beyond.broken(rule, split), None)
     lemmas = () if failure else (name if name in TRUSTED else require(name) for name in beyond.lemmas)
-    return Proof(() if failure else tuple(dict.fromkeys((*own.axioms, *lemmas))), failure)
+    return Proof(() if failure else tuple(dict.fromkeys((*split_proof.axioms, *lemmas))), failure)
 
 
 _PROVEN = {*INDEX_LEMMAS, "split-sum", "linear-sum", "additive-sum"}
@@ -108,17 +108,19 @@ def _failed_term(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | No
         used.update(INDEX_LEMMAS)
         if rule.factor in term.pattern.summed:
             used.add("split-sum")
-    told = "offset" in rule.local or "shard" in rule.local
+    offset = "offset" in rule.local or "shard" in rule.local
     localizes = ROWS[rule.row].localize is not keep_attrs and term.title == "forward"
-    return _broken_claim(term, rule.factor, told, rule.row if localizes else "", "attrs" in rule.local)
+    return _broken_claim(term, rule.factor, offset, rule.row if localizes else "", "attrs" in rule.local)
 
 
 @lru_cache(maxsize=65536)
-def _broken_claim(term: IndexTerm, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
+def _broken_claim(
+    term: IndexTerm, factor: str | None, offset: bool, localizing: str, localized: bool
+) -> Failure | None:
     """Return the first claim that does not hold, or None. Rows with equal patterns and bodies share the answer."""
     encoding, tensors = Encoding(term.pattern, factor), _open(term, factor)
     with premises(encoding.given) as known:
-        for title, formula in _claims(term, tensors, encoding, told, localizing, localized):
+        for title, formula in _claims(term, tensors, encoding, offset, localizing, localized):
             if not known.imply(formula):
                 return refute(f"{term.title}: {title}", formula, encoding.given, encoding.sizes)
     return None
@@ -135,14 +137,14 @@ def _open(term: IndexTerm, factor: str | None) -> list[_Tensor]:
 
 
 def _claims(
-    term: IndexTerm, tensors: list[_Tensor], encoding: Encoding, told: bool, localizing: str, localized: bool
+    term: IndexTerm, tensors: list[_Tensor], encoding: Encoding, offset: bool, localizing: str, localized: bool
 ) -> Iterator[Claim]:
     if localizing:
         yield from attribute_claims(localizing, encoding, localized)
     for title, dims, placement in tensors:
         yield from tensor_claims(encoding, title, dims, placement)
     yield sum_claim(encoding, term)
-    yield from position_claims(encoding, term, told)
+    yield from position_claims(encoding, term, offset)
 
 
 def _linearity(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:

@@ -80,11 +80,11 @@ def prove_steps(rule: StepRule) -> Failure | None:
 
 def _digits(rule: StepRule) -> dict[str, str]:
     """Return the axis of every sharded dimension's device digit; raise if two axes shard a dimension."""
-    found: dict[str, str] = {}
+    axis_of: dict[str, str] = {}
     for axis, dim, _ in rule.shards:
-        if found.setdefault(dim, axis) != axis:
+        if axis_of.setdefault(dim, axis) != axis:
             raise RuleError(f"rule {rule.name!r}: dimension {dim} is sharded by two axes")
-    return found
+    return axis_of
 
 
 def _start(rule: StepRule, digits: Mapping[str, str]) -> DeviceElement:

@@ -66,7 +66,9 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
         view_s = inf if before.is_shard else to + back * (1 + ((before, after) == (R, C)))  # the parameter is copied
         assert COSTS.move_s(TENSOR, state, move) == pytest.approx(to + back, rel=1e-12)
         assert COSTS.move_s(replace(TENSOR, grad=False), state, move) == pytest.approx(to, rel=1e-12)
-        assert COSTS.move_s(replace(TENSOR, stored=True, again=True), state, move) == pytest.approx(stored_s, rel=1e-12)
+        assert COSTS.move_s(replace(TENSOR, stored=True, recomputed=True), state, move) == pytest.approx(
+            stored_s, rel=1e-12
+        )
         assert COSTS.move_s(replace(TENSOR, view=True), state, move) == pytest.approx(view_s, rel=1e-12)
         assert COSTS.move_s(TensorClass((64, 48), "bfloat16", True), state, move) == pytest.approx(to + back)
 
@@ -84,9 +86,9 @@ def test_what_a_move_runs(before: Layout, after: Layout, forward: str, backward:
     stored = replace(TENSOR, stored=True)
     assert run_by(COSTS, TENSOR, state, move) == (forward, backward)
     assert run_by(COSTS, stored, state, move) == (forward, backward)
-    assert run_by(COSTS, replace(stored, again=True), state, move) == (forward, *again, backward)
+    assert run_by(COSTS, replace(stored, recomputed=True), state, move) == (forward, *again, backward)
     assert run_by(COSTS, replace(stored, grad=False), state, move) == (forward,)
-    assert run_by(COSTS, replace(stored, grad=False, again=True), state, move) == (forward, *again)
+    assert run_by(COSTS, replace(stored, grad=False, recomputed=True), state, move) == (forward, *again)
 
 
 @each(("before", "after", "forward", "backward"), MOVES)
@@ -95,7 +97,7 @@ def test_what_differs_from_microbatch_to_microbatch_moves_in_each(
 ) -> None:
     costs, move = MoveCosts(CLUSTER, Mesh(("mb", "a", "b"), (4, *SIZES))), Move(1, before, after)
     again = (forward,) if forward == "all_gather" else ()
-    stored = replace(TENSOR, stored=True, again=True)
+    stored = replace(TENSOR, stored=True, recomputed=True)
     assert run_by(costs, TENSOR, (R, before, R), move) == (forward,) * 4 + (backward,) * 4
     assert run_by(costs, stored, (R, before, R), move) == (forward, backward)  # kept for all of a step
     counted = {zero: Counter(run_by(costs, replace(stored, zero=zero), (C, before, R), move)) for zero in ZEROS}

@@ -28,7 +28,7 @@ PER_AXIS: tuple[tuple[Layout, ...], ...] = (
 )
 STATES = valid_states(SHAPE, PER_AXIS, SIZES)
 CLASSES = [
-    TensorClass(SHAPE, "float32", grad, stored, view, again=stored)
+    TensorClass(SHAPE, "float32", grad, stored, view, recomputed=stored)
     for grad, stored, view in ((True, False, False), (False, False, False), (True, True, False), (True, False, True))
 ]
 

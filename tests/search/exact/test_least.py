@@ -241,7 +241,7 @@ def test_what_is_sent_together_takes_no_more_than_alone() -> None:
     costs = MoveCosts(cluster(2), mesh)
     for before, after in ((S(0), R), (S(0), C), (R, C), (R, S(0))):
         for each, size in product((R, C), (16, 1 << 12)):
-            plain = TensorClass((size, size), "float32", True, stored=True, again=True)
+            plain = TensorClass((size, size), "float32", True, stored=True, recomputed=True)
             state, move = (each, before), Move(1, before, after)
             alone = min(costs.move_s(replace(plain, zero=zero), state, move) for zero in ZEROS)
             together_s = costs.move_s(replace(plain, together=1e9), state, move)
