@@ -43,6 +43,7 @@ What cannot be captured at all:
 
     foreign       parts that are run once for their types, and then are one call in the graph
     functions     functions of torch as such parts
+    late_draws    where a forward draws by a function that was imported by its name
     finding       which parts have to be: the smallest around the place where capture fails
 
 Operators that a graph cannot have as they are:

@@ -307,8 +307,7 @@ def trace_of(model: nn.Module, batch: Mapping[str, Any], precision: PrecisionMod
         except Exception:  # noqa: BLE001  capture says what is wrong
             return None
 
-    mode = _fake_mode(model)
-    with unset_fake_temporarily(), put_back(model), unnoted(mode):
+    with unset_fake_temporarily(), unnoted(_fake_mode(model)):  # the trace itself puts back what it changes
         return as_in_eager(traced)
 
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.pcg.capture.foreign import Parts, part_of
 from shardwright.pcg.capture.functions import REMEDY, failing_function
+from shardwright.pcg.capture.late_draws import located
 from shardwright.pcg.capture.unseen import UnseenError
 from shardwright.pcg.errors import CaptureError, PlanError
 
@@ -31,12 +32,13 @@ def with_foreign(
     while True:
         try:
             return capture(parts), parts
-        except CaptureError as error:
+        except CaptureError as failure:
+            error = located(failure, parts.model, parts.by_name, forward) if find else failure
             wider = _wider(parts, error, forward) if find and error.where is not None else None
             if wider is None and find and (hint := _hint(parts, error)):
                 raise CaptureError(f"{error}. {hint}") from error
             if wider is None:
-                raise
+                raise error from error.__cause__
             parts = wider
 
 

@@ -119,7 +119,7 @@ class Parts:
         """
         self._records.clear()
         try:
-            with _restored(self.model), torch.enable_grad(), self._intercepted(self._recorded):
+            with restored(self.model), torch.enable_grad(), self._intercepted(self._recorded):
                 forward()
         except ShardwrightError:
             raise
@@ -416,8 +416,8 @@ def _seconds(run: Callable[[], object], device: str) -> float:
 
 
 @contextmanager
-def _restored(model: nn.Module) -> Generator[None]:
-    """Undo what a run of the model changes: buffers, Python state, generators."""
+def restored(model: nn.Module) -> Generator[None]:
+    """Undo what a run of the model inside changes: buffers, Python state, generators."""
     buffers = [(x, x.detach().clone()) for x in model.buffers()]
     devices = {x.device for x in model.parameters() if x.device.type == "cuda"}
     with torch.random.fork_rng(list(devices)), put_back(model):

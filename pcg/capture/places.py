@@ -34,6 +34,8 @@ _NAMED = ("_parameters", "_buffers", "_modules")
 """The dictionaries of every module whose parts are addressed like attributes."""
 _KEEPING = (Distribution, Transform)
 """Objects of torch that keep what they have computed."""
+_PLAIN_TYPES = frozenset(PLAIN)
+_WITHOUT_PARTS = (*PLAIN, type, Tensor)
 _Cached = type(cache(int))
 """The type of functions that keep their results."""
 _DEEPEST = 8
@@ -99,7 +101,7 @@ class Holder(NamedTuple):
     def write(self, parts: Parts) -> None:
         """Give it these parts and no others."""
         now = _read(self.object)
-        if list(now) != list(parts) or any(now[key] is not value for key, value in parts.items()):
+        if (now or parts) and (list(now) != list(parts) or any(now[key] is not value for key, value in parts.items())):
             _write(self.object, parts)
 
 
@@ -188,10 +190,13 @@ class Snapshot:
         if isinstance(value, weakref.ref):  # keeps nothing alive
             return
         self.places[path] = place
-        if isinstance(value, (*PLAIN, type, Tensor)) or id(value) in self._seen or depth == _DEEPEST:
+        if type(value) in _PLAIN_TYPES or id(value) in self._seen or depth == _DEEPEST:
+            return
+        is_container = isinstance(value, CONTAINERS)
+        if not is_container and isinstance(value, _WITHOUT_PARTS):
             return
         self._seen[id(value)] = value
-        if isinstance(value, CONTAINERS):
+        if is_container:
             self._parts(path, place, depth)
         elif callable(value) and not isinstance(value, _KEEPING):
             del self._seen[id(value)]
@@ -219,8 +224,8 @@ class Snapshot:
 @contextmanager
 def put_back(model: nn.Module) -> Generator[None]:
     """Restore the model and all generators after the context, whatever changed inside and whether it failed."""
-    before, generators = Snapshot(model), _generators(model)
-    states = [get() for get, _ in generators]
+    before, held = Snapshot(model), generators(model)
+    states = [get() for get, _ in held]
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     values = (place.value for place in before.places.values() if id(place.value) not in own)
     tensors = [(x, x.detach().clone()) for x in values if isinstance(x, Tensor) and not _is_unreal(x)]
@@ -228,7 +233,7 @@ def put_back(model: nn.Module) -> Generator[None]:
         yield
     finally:
         before.put_back()
-        for (_, restore), state in zip(generators, states, strict=True):
+        for (_, restore), state in zip(held, states, strict=True):
             restore(state)
         for tensor, value in tensors:
             if not is_same(tensor, value):
@@ -249,13 +254,15 @@ def _is_unreal(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.layout is not torch.strided
 
 
-def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
+def generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
     """Return how to read and set the state of each generator: torch's, Python's, NumPy's, those of modules."""
     accessors: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
     ]
-    for held in (torch.default_generator, *(value for module in model.modules() for value in vars(module).values())):
+    values = (value for module in model.modules() for value in vars(module).values())
+    others = (value for value in values if type(value) not in _PLAIN_TYPES and not isinstance(value, CONTAINERS))
+    for held in (torch.default_generator, *others):
         if isinstance(held, random.Random):
             accessors.append((held.getstate, held.setstate))
         elif isinstance(held, np.random.Generator):
@@ -304,6 +311,8 @@ def _is_torchs(kind: type) -> bool:
 
 def _read(holder: Any) -> Parts:  # noqa: ANN401
     """Return the parts of a holder by key; for a class, its attributes that are no part of its definition."""
+    if isinstance(holder, dict):  # as nearly all are
+        return dict(holder)
     if isinstance(holder, type):
         return {name: value for name, value in vars(holder).items() if _is_state(name, value)}
     if isinstance(holder, Names):
@@ -314,8 +323,6 @@ def _read(holder: Any) -> Parts:  # noqa: ANN401
             return {"cell_contents": holder.cell_contents}
         except ValueError:  # nothing is in it yet
             return {}
-    if isinstance(holder, dict):
-        return dict(holder)
     return {part: part for part in holder} if isinstance(holder, (set, frozenset)) else dict(enumerate(holder))
 
 

@@ -36,19 +36,22 @@ class Site(NamedTuple):
 class UnseenError(Exception):
     """An action that `torch.export` does not see. `remedy`: what to do; `site`: where, if not where it is raised.
 
-    `function`: the `autograd.Function` that acts, by its full name, or "".
+    `function`: the `autograd.Function` that acts, by its full name, or "". `is_late`: it was seen after forward.
     """
 
-    def __init__(self, what: str, remedy: str, site: Site | None = None, function: str = "") -> None:
+    def __init__(
+        self, what: str, remedy: str, site: Site | None = None, function: str = "", *, is_late: bool = False
+    ) -> None:
         super().__init__(what)
-        self.remedy, self.site, self.function = remedy, site, function
+        self.remedy, self.site, self.function, self.is_late = remedy, site, function, is_late
 
 
-def _fixed_draw(generator: str) -> UnseenError:
+def _fixed_draw(generator: str, *, is_late: bool = False) -> UnseenError:
     return UnseenError(
         f"forward draws from {generator}",
         "Capture would give every step the same draw: draw with torch (torch.rand, F.dropout), draw outside of forward "
         "and pass the tensor in the batch, or switch off what draws (transformers: apply_spec_augment=False)",
+        is_late=is_late,
     )
 
 
@@ -111,12 +114,12 @@ def _draws_refused(model: nn.Module) -> Generator[None]:
         for module, name in ((random, "Python's random"), (np.random, "NumPy's random")):
             for patch in _patches(module, name, seeded):
                 stack.enter_context(patch)
-        before = _states(model)
+        before = states(model)
         yield
-        after = _states(model)
+        after = states(model)
     for name, state in after.items():
         if state != before.get(name, state) and name not in seeded:
-            raise _fixed_draw(name)
+            raise _fixed_draw(name, is_late=True)
 
 
 def _patches(module: ModuleType, name: str, seeded: set[str]) -> Iterator[Any]:
@@ -146,7 +149,7 @@ def _patches(module: ModuleType, name: str, seeded: set[str]) -> Iterator[Any]:
             yield mock.patch.object(module, key, partial(checked, function))
 
 
-def _states(model: nn.Module) -> dict[str, bytes]:
+def states(model: nn.Module) -> dict[str, bytes]:
     """Return the states of the generators of Python and NumPy, and of those that modules keep."""
     kept = {
         f"{path}.{name}".lstrip("."): value

@@ -59,7 +59,8 @@ def check_type(path: str, place: Place, new: Tensor, old: Tensor, where: Callabl
     if (given := _type(new)) != (expected := _type(old)):
         raise CaptureError(
             f"{where(place)}: forward assigns to {path!r} {given}, expected {expected} as it was before; a step must "
-            "leave what the next one reads: make it in the shape and dtype that it has from then on"
+            "leave what the next one reads: make it in the shape and dtype that it has from then on, by hand or by a "
+            "call of the model under torch.no_grad() before it is compiled"
         )
 
 
