@@ -6,18 +6,20 @@ own timeout is restored afterwards.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 
 import torch.distributed as dist
 
 from shardwright.lowering import private
-from shardwright.lowering.ranks.rollcall import Phase, culprits, phase_of_run
+from shardwright.lowering.ranks.rollcall import Answers, Phase, culprits, has_ended, phase_of_run, standstill
 from shardwright.pcg.errors import DistributedError
 
 TIMEOUT_S = 600.0
 """The longest wait for another rank, where nobody says otherwise."""
+CALLS_S = 5.0
+"""The time between two roll calls of a rank that waits for others in no collective."""
 _SIGNS = (
     "Connection closed", "Connection reset", "Timed out", "timed out", "Wait timeout", "pair closure", "gloo", "NCCL",
     "Broken pipe", "Socket",
@@ -52,6 +54,7 @@ _met = 0
 def meet(what: str, timeout_s: float) -> None:
     """Wait until every rank is here, to make `what`. Raises `DistributedError` that names the ranks that do not come.
 
+    It waits no longer once another rank has ended, or three roll calls find nobody who computes and could come still.
     No collective waits: ranks that are in one meanwhile, in a step, end it with an error of its own.
     """
     global _met
@@ -61,17 +64,34 @@ def meet(what: str, timeout_s: float) -> None:
     key = f"shardwright/meet/{_met}"
     with waiting(f"the meeting to make {what}"):  # where there is no store any more
         store.set(f"{key}/{dist.get_rank()}", "here")
-        try:
-            if store.add(key, 1) == dist.get_world_size():
-                store.set(f"{key}/all", "here")
-            store.wait([f"{key}/all"], timedelta(seconds=timeout_s))
-        except RuntimeError:
+        if store.add(key, 1) == dist.get_world_size():
+            store.set(f"{key}/all", "here")
+        waited_s = _wait_for(store, f"{key}/all", timeout_s)
+        if not store.check([f"{key}/all"]):
             who = culprits()
             missing = [rank for rank in range(dist.get_world_size()) if not store.check([f"{key}/{rank}"])]
             raise DistributedError(
-                f"rank {dist.get_rank()} waited {timeout_s:g} s for ranks {missing} to make {what}; "
+                f"rank {dist.get_rank()} waited {waited_s:.3g} s for ranks {missing} to make {what}; "
                 f"{who or 'these are elsewhere'}; all ranks need batches of one shape, in one mode"
-            ) from None
+            )
+
+
+def _wait_for(store: private.Store, key: str, timeout_s: float) -> float:
+    """Wait until the store has a key, or nobody can come who would set it; return for how long, in seconds.
+
+    It looks again and again, as torch logs waits of a store that end without a result.
+    """
+    begin, last = time.monotonic(), list[Answers | None]()
+    while not store.check([key]):
+        waited_s = time.monotonic() - begin
+        if waited_s >= timeout_s:
+            return timeout_s
+        if waited_s > (len(last) + 1) * CALLS_S:
+            last.append(answers := standstill())
+            if answers is not None and (has_ended(answers) or last[-3:] == 3 * [answers]):
+                return waited_s
+        time.sleep(min(0.05, waited_s / 10 + 1e-4))
+    return time.monotonic() - begin
 
 
 def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:

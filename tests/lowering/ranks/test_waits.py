@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -21,14 +23,15 @@ from shardwright import api, programs
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.exporting import export
 from shardwright.lowering import module, private
-from shardwright.lowering.ranks import rollcall
-from shardwright.lowering.ranks.launch import join, run_ranks
+from shardwright.lowering.ranks import rollcall, waits
+from shardwright.lowering.ranks.launch import join, leave, run_ranks
 from shardwright.lowering.ranks.waits import meet, start_up, waiting
 from shardwright.lowering.store import sources
 from shardwright.pcg.errors import DistributedError
 from shardwright.saving import load, save
 from shardwright.search.plan import Plan
 from shardwright.stopping import StopSignals
+from tests.each import each
 from tests.lowering.runs import beside_each_other, hang
 
 TIMEOUT_S = 1.5
@@ -188,6 +191,68 @@ def test_other_errors_stay_what_they_are() -> None:
         raise RuntimeError("a shape")
     with private.world_timeout(1.0):
         assert not dist.is_initialized()
+
+
+class WrongError(Exception):
+    """An error that nothing catches."""
+
+
+@each("num_ended", [0, 1])
+def test_a_rank_that_ended_says_why(num_ended: int) -> None:
+    """Others say it at once, whether they wait in a collective, or in a meeting for which there is none.
+
+    Rank 0 may hold the store, which ends with it.
+    """
+
+    def body() -> str:
+        rollcall.listen()
+        if dist.get_rank() == num_ended:
+            sys.last_value = WrongError("the batch has no 'x'")  # as Python does as it ends with an error
+            leave()
+            return ""
+        with pytest.raises(DistributedError) as error, mock.patch.object(waits, "CALLS_S", 0.2):
+            (dances if dist.get_rank() == 2 else bakes)()
+        return str(error.value)
+
+    def bakes() -> None:
+        meet("a pie", 30.0)
+
+    def dances() -> None:
+        with waiting("a dance"):
+            dist.all_reduce(torch.ones(1))
+
+    words = [text for text in run_ranks(body, 3, 60) if text]
+    assert len(words) == 2
+    for text in words:
+        assert f"rank {num_ended} ended with WrongError: the batch has no 'x'" in text
+
+
+def test_a_meeting_ends_where_nobody_can_come() -> None:
+    """Three roll calls find the others in one place; while one of them computes, the meeting waits."""
+
+    def body() -> str:
+        rollcall.listen()
+        begin = time.monotonic()
+        try:
+            if dist.get_rank() == 1:
+                with mock.patch.object(waits, "CALLS_S", 0.15):
+                    meet("a pie", 30.0)
+            computes_for(0.6)
+            with waiting("a dance", 30.0):
+                dist.all_reduce(torch.ones(1))
+        except DistributedError as error:
+            return f"{time.monotonic() - begin > 0.85} {error}"
+        return ""
+
+    dances, waits_in_vain = run_ranks(body, 2, 60)
+    assert re.match(r"True rank 1 waited \S+ s for ranks \[0\] to make a pie; rank 0 waits in a dance", waits_in_vain)
+    assert "; rank 1 waits in the meeting to make a pie; start all ranks anew" in dances
+
+
+def computes_for(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 def test_a_rank_that_others_do_not_meet_names_them() -> None:
