@@ -3,6 +3,8 @@
     python -m bench.builds --write before.jsonl          in one checkout
     python -m bench.builds --against before.jsonl        in the other: prints each case beside what was written
 
+With `--plain`, plans send no keys around a ring and nothing in pieces: written first, it shows what these save.
+
 The cases are those of `bench.grid`, every second one with stages where they may pay; meshes of three axes; and deep
 models. Equal plans have equal graphs and run equally. A plan that is slower by more than 0.1 % is an error.
 """
@@ -28,10 +30,13 @@ from bench.grid_cases import H100, LLAMA_8B, LLAMA_70B, llama
 from bench.search import Example, llama_8b, llama_405b
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture.capture import capture
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.choice import Choice
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.ring import Ring
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import fits
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
@@ -82,6 +87,13 @@ def cases() -> Iterator[Case]:
     yield Case("Llama-405B", llama_405b, H100, 2048, None, {"stages": 1})
 
 
+class WithoutRings(Certified):
+    """The certified choices of nodes without rings."""
+
+    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:
+        return frozenset(x for x in super().__call__(node, operands, blocked) if not isinstance(x, Ring))
+
+
 def captured(case: Case, folder: Path | None) -> Graph:
     """Return the captured graph of a case, which stays in the folder as text."""
     path = folder and folder / f"{case.model.replace(' ', '_')}.txt"
@@ -93,16 +105,17 @@ def captured(case: Case, folder: Path | None) -> Graph:
     return graph
 
 
-def planned(case: Case, graph: Graph) -> Planned:
-    """Plan a case with nothing known."""
-    start, certified = time.process_time(), Certified()
+def planned(case: Case, graph: Graph, *, plain: bool = False) -> Planned:
+    """Plan a case with nothing known; if `plain`, without rings and pieces."""
+    start, certified = time.process_time(), WithoutRings() if plain else Certified()
     planner = Planner(
         Cluster.preset(case.preset, nodes=case.nodes), certified, rules=certified.by_name(), precision=case.precision
     )
-    plan = planner.plan(graph, case.model, **case.words)
+    plan = planner.plan(graph, case.model, **case.words, **({"pieces": 1} if plain else {}))
     cpu_s = time.process_time() - start
     run = plan.execution
-    way = f"{plan.mesh}, {run.schedule.num_stages} stages ({run.schedule.name}), {run.pieces} pieces"
+    rings = sum(any(isinstance(choice, Ring) for choice in node.split) for node in plan.graph.nodes)
+    way = f"{plan.mesh}, {run.schedule.num_stages} stages ({run.schedule.name}), {run.pieces} pieces, {rings} rings"
     return Planned(str(case), plan.prediction.step_s if fits(plan) else inf, way, _digest(plan), round(cpu_s, 2))
 
 
@@ -111,7 +124,7 @@ def _digest(plan: Plan) -> str:
     return hashlib.sha256((print_graph(plan.graph) + run_as).encode()).hexdigest()[:16]
 
 
-def all_planned(only: str, folder: Path | None) -> Iterator[Planned]:
+def all_planned(only: str, folder: Path | None, *, plain: bool = False) -> Iterator[Planned]:
     """Yield the plans of the cases that hold a text."""
     known: tuple[str, Graph] | None = None
     for case in cases():
@@ -119,7 +132,7 @@ def all_planned(only: str, folder: Path | None) -> Iterator[Planned]:
             continue
         if known is None or known[0] != case.model:
             known = case.model, captured(case, folder)
-        yield planned(case, known[1])
+        yield planned(case, known[1], plain=plain)
 
 
 def compared(new: Planned, old: Planned) -> str:
@@ -135,13 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, help="a file for the results, a line each")
     parser.add_argument("--against", type=Path, help="such a file of another build")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases that hold this text")
+    parser.add_argument("--plain", action="store_true", help="plan without rings and pieces")
     parser.add_argument("--graphs", type=Path, help="a folder in which captured graphs stay")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lines = options.against.read_text(encoding="utf-8").splitlines() if options.against else []
     before = {own.case: own for own in (Planned(**json.loads(line)) for line in lines)}
     ratios, slower = list[float](), list[str]()
-    for new in all_planned(options.only, options.graphs):
+    for new in all_planned(options.only, options.graphs, plain=options.plain):
         if options.write:
             with options.write.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(new)) + "\n")
