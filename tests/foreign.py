@@ -143,6 +143,22 @@ class AroundRagged(nn.Module):
         return x + self.lin(self.inner(x)).sum(0)
 
 
+class Slope(nn.Module):
+    """A derivative along its inputs, which is differentiated again."""
+
+    def __init__(self, *, by_func: bool = False) -> None:
+        super().__init__()
+        self.up, self.down, self.by_func = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), by_func
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x))).square().sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by_func:
+            return torch.func.grad(self.energy)(x)
+        return torch.autograd.grad(self.energy(x), x, create_graph=True)[0]
+
+
 class Net(nn.Module):
     """A part between two linear layers."""
 
@@ -226,6 +242,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], str]] = {
         _more,
         "torch.linalg.lstsq",
     ),
+    "derivative": (lambda: Net(Slope()), _more, "part"),
     "ragged inside": (lambda: Net(AroundRagged()), _more, "part"),
 }
 """Models, their batches, and the part that is found to be foreign."""

@@ -242,7 +242,12 @@ def _as_captured(call: Call, device: torch.device) -> Generator[None]:
     ):
         generator = private.default_generator(device)
         before = None if call.draws else generator.get_state()
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "saved tensor hooks" in str(error):
+                raise ForeignError(_DERIVATIVES.format(call.name)) from error
+            raise
     if before is not None and not torch.equal(before, generator.get_state()):
         raise ForeignError(
             f"{call.name} is foreign and draws random numbers, and it drew none when it was captured; let it draw in "
@@ -250,6 +255,11 @@ def _as_captured(call: Call, device: torch.device) -> Generator[None]:
         )
 
 
+_DERIVATIVES = (
+    "{} is foreign and takes derivatives by torch.func, which torch does not do where what autograd saves is gathered "
+    "again (ZeRO-3), recomputed or offloaded; plan without these (roles='data'), or take the derivatives by "
+    "torch.autograd.grad(..., create_graph=True)"
+)
 _COLLECTIVE = (
     "{} is foreign and calls a collective of its own. A foreign part runs on every rank as in one process, so take the "
     "collective out: a program computes what one process does"

@@ -47,7 +47,7 @@ def _hint(parts: Parts, error: CaptureError) -> str:
     if error.where and any(isinstance(p, FakeTensor) for p in parts.model.parameters()):
         why = "a part that cannot be captured runs as it is, but its types come from a run with real values"
         return f"Build the model outside of shardwright.fake(): {why}"
-    return f"Or {REMEDY}" if error.where == "" and error.__cause__ is not None else ""
+    return f"Or {REMEDY}" if error.where is not None and error.__cause__ is not None else ""
 
 
 def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> Parts | None:

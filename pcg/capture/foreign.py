@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
@@ -72,6 +72,12 @@ class _Record:
     call: Call
     is_tensor: tuple[bool, ...]
     spec: TreeSpec
+
+
+class _NoTracker(nullcontext[None]):
+    """It stands for the tracker of modules, whose hooks fail where a part takes derivatives itself."""
+
+    parents = frozenset({"Global"})
 
 
 class _Arguments:
@@ -143,7 +149,9 @@ class Parts:
         device = next((x.device.type for x in (*leaves, *(x for x, _ in state))), "cpu")
         before = [None if isinstance(x, FakeTensor) else x.detach().clone() for x in (*leaves, *(x for x, _ in state))]
         drawn = _generator(device).get_state()
-        with FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        counter.mod_tracker = _NoTracker()  # pyright: ignore[reportAttributeAccessIssue]
+        with counter:
             result = given.run(run, passed)
         flat, spec = tree_flatten(result)
         if other := next((x for x in flat if not isinstance(x, Tensor) and x is not None), None):

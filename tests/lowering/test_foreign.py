@@ -30,7 +30,7 @@ from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
-from tests.foreign import MODELS, ROWS, WIDTH, Deep, Net, make
+from tests.foreign import MODELS, ROWS, WIDTH, Deep, Net, Slope, make
 from tests.lowering.runs import (
     SEED,
     Case,
@@ -44,7 +44,7 @@ from tests.lowering.runs import (
 )
 
 TWO = Mesh.of(dp=2)
-FOUND = ("boolean index", "gradient reversal", "quantizer", "python state", "ragged inside", "function")
+FOUND = ("boolean index", "gradient reversal", "quantizer", "python state", "ragged inside", "function", "derivative")
 """The models whose parts are found; of the others they are named, which takes less time."""
 
 
@@ -321,6 +321,25 @@ def test_what_differs_from_capture_is_an_error_on_every_rank() -> None:
         for told in found:
             assert "part is foreign" in told, name
             assert WRONG[name][1] in told, name
+
+
+def test_derivatives_by_torch_func_are_refused_where_tensors_are_gathered_again() -> None:
+    torch.manual_seed(0)
+    model, batch = Net(Slope(by_func=True)).double(), {"x": torch.randn(ROWS, WIDTH).double()}
+    found = Case(model, batch, capture(model, batch, find=True))
+    assert [call.name for call in calls(found.captured.graph)] == ["part"]
+
+    def step(graph: Graph) -> Step | str:
+        try:
+            return parallel_step(found.lower(graph), batch)
+        except ForeignError as error:
+            return str(error)
+
+    whole, gathered = run_all([(2, partial(step, layout(found))) for layout in (data, zero)])
+    for one in whole:
+        assert not isinstance(one, str)
+        assert_same_step(one, serial_step(found), 1e-11, "data")
+    assert all("part is foreign and takes derivatives by torch.func" in str(told) for told in gathered)
 
 
 def test_a_part_sees_one_process() -> None:

@@ -225,6 +225,21 @@ def test_an_object_is_no_argument() -> None:
         capture(Outer(), {"x": torch.ones(2)}, foreign={"part": "whole"})
 
 
+def test_a_part_that_is_given_another_object_has_a_remedy() -> None:
+    class Packing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return self.cells(packed)[1].square().mean()
+
+    batch = {"x": torch.ones(2, 3, WIDTH), "lengths": torch.tensor([3, 1])}
+    with pytest.raises(CaptureError, match=r"in module 'cells'.*Or put the line, with all that it decides, into"):
+        capture(Packing(), batch, find=True)
+
+
 def test_a_name_of_nothing() -> None:
     model, batch = make("fourier")
     with pytest.raises(PlanError, match="'parts' names no module inside Net, no autograd"):
