@@ -158,11 +158,11 @@ def plan(
     """
     from shardwright.searching import check_devices, searched  # a run with a given plan needs none
 
-    asked = PlanOptions.of(**options)
-    check_devices(asked, cluster)
+    request = PlanOptions.of(**options)
+    check_devices(request, cluster)
     check_when(check_capture)
-    certified, model = certified_by(asked.rules, progress), with_loss(model, loss_fn)
-    return searched(model, cluster, args, kwargs, certified, asked, progress, check_capture)[0]
+    certified, model = certified_by(request.rules, progress), with_loss(model, loss_fn)
+    return searched(model, cluster, args, kwargs, certified, request, progress, check_capture)[0]
 
 
 @takes_options
@@ -244,8 +244,8 @@ def compile(
         _check_shapes(shapes)
         if args or kwargs or given is not None:
             raise PlanError("shapes= has the batches, and is planned for them; leave out args, kwargs and plan")
-    asked = PlanOptions.of(**options)
-    if given is not None and options.get("precision") and given.execution.precision not in asked.precisions:
+    request = PlanOptions.of(**options)
+    if given is not None and options.get("precision") and given.execution.precision not in request.precisions:
         raise PlanError(
             f"precision={options.get('precision')!r} was given with a plan for {given.precision!r}; leave it out"
         )
@@ -253,11 +253,13 @@ def compile(
     check_world(target.num_devices)
 
     join(timeout_s)
-    for own in asked.precisions if given is None else precisions_of(given.precision):
-        check_device(base_of(own), default_device().type)
+    for precision in request.precisions if given is None else precisions_of(given.precision):
+        check_device(base_of(precision), default_device().type)
     with start_up(timeout_s):
         source = _deferred(model, weights)
-    programs = Programs(model, loss_fn, target, asked, given, progress, timeout_s, check_inputs, check_capture, source)
+    programs = Programs(
+        model, loss_fn, target, request, given, progress, timeout_s, check_inputs, check_capture, source
+    )
     if shapes is not None:
         parallel = ParallelModule(model, programs.maker, source=source)
         programs.together(parallel, shapes)
@@ -299,10 +301,10 @@ def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
     """Return the cluster to run on; raise `PlanError` unless a given plan is for as many devices."""
     if given is None:
         return cluster or Cluster.detect()
-    own, unused = given.cluster.num_devices, given.idle.num_devices if given.idle else 0
-    if cluster is not None and cluster.num_devices not in (own, own + unused):
+    num_planned, unused = given.cluster.num_devices, given.idle.num_devices if given.idle else 0
+    if cluster is not None and cluster.num_devices not in (num_planned, num_planned + unused):
         raise PlanError(
-            f"the plan is for {own} devices ({given.cluster.name}), the cluster {cluster.name} "
+            f"the plan is for {num_planned} devices ({given.cluster.name}), the cluster {cluster.name} "
             f"has {cluster.num_devices}; plan for this cluster"
         )
     return given.cluster

@@ -65,10 +65,15 @@ def why_not(
     Raises:
         PlanError: the name is unknown, or the model is not the plan's.
     """
-    plan, own = _loaded(plan), strategy(name)
-    spaces = own.spaces(plan.cluster) if plan.cluster.num_devices > 1 else []
+    plan, asked_strategy = _loaded(plan), strategy(name)
+    spaces = asked_strategy.spaces(plan.cluster) if plan.cluster.num_devices > 1 else []
     if not spaces:
-        return WhyNotReport(plan, own.title, None, f"it needs {own.needs}, which {plan.cluster.name} does not have")
+        return WhyNotReport(
+            plan,
+            asked_strategy.title,
+            None,
+            f"it needs {asked_strategy.needs}, which {plan.cluster.name} does not have",
+        )
     graph = plan.graph.erased()
     if model is not None:
         captured = _captured(plan, model, args, kwargs or {})
@@ -77,12 +82,12 @@ def why_not(
                 f"{type(model).__name__} with this batch is not what the plan is for; give its own, or none"
             )
         graph = lengthened(plan, captured)
-    asked = SearchOptions(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
+    request = SearchOptions(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
     try:
-        other = _search(plan, graph, plan.cluster, asked, progress, spaces)
+        other = _search(plan, graph, plan.cluster, request, progress, spaces)
     except NoLayoutsError as error:
-        return WhyNotReport(plan, own.title, None, str(error))
-    return WhyNotReport(plan, own.title, other, rewritten=model is None and bool(plan.report.rewrites))
+        return WhyNotReport(plan, asked_strategy.title, None, str(error))
+    return WhyNotReport(plan, asked_strategy.title, other, rewritten=model is None and bool(plan.report.rewrites))
 
 
 def _is_memory(pin: str) -> bool:
@@ -145,10 +150,10 @@ def what_if(
         graph = padded(captured, plan.report.padding)
         _check_model(graph, plan, model)
     other_devices = cluster.num_devices != plan.cluster.num_devices
-    asked = replace(plan.asked, mesh=None, roles=None) if other_devices else plan.asked
-    if other_devices and isinstance(asked.stages, tuple):
-        asked = replace(asked, stages="auto")
-    other = _search(plan, graph, cluster, asked, progress)
+    request = replace(plan.asked, mesh=None, roles=None) if other_devices else plan.asked
+    if other_devices and isinstance(request.stages, tuple):
+        request = replace(request, stages="auto")
+    other = _search(plan, graph, cluster, request, progress)
     return WhatIfReport(plan, other, {name: change.text for name, change in changes.items()})
 
 
@@ -207,13 +212,13 @@ def _captured(plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping
 
 def _check_model(graph: Graph, plan: Plan, model: nn.Module) -> None:
     """Raise `PlanError` where a graph has other parameters than the plan."""
-    own, its = (
+    mine, its = (
         {str(leaf.attr("target")): g.types[leaf.name].shape for leaf in g.leaves("parameter")}
         for g in (graph, plan.graph)
     )
-    odd = min(name for name in own | its if own.get(name) != its.get(name)) if own != its else ""
+    odd = min(name for name in mine | its if mine.get(name) != its.get(name)) if mine != its else ""
     if odd:
-        shapes = (" × ".join(map(str, x[odd])) if odd in x else "missing" for x in (its, own))
+        shapes = (" × ".join(map(str, x[odd])) if odd in x else "missing" for x in (its, mine))
         raise PlanError(
             f"{type(model).__name__} is not the model that the plan is for: {odd!r} is {next(shapes)} in the plan, "
             f"{next(shapes)} in the model"
@@ -224,7 +229,7 @@ def _search(
     plan: Plan,
     graph: Graph,
     cluster: Cluster,
-    asked: SearchOptions,
+    request: SearchOptions,
     progress: Progress | None,
     spaces: Sequence[Space] | None = None,
 ) -> Plan:
@@ -233,10 +238,10 @@ def _search(
         cluster, certified, progress, certified.by_name(), run.precision, run.per_microbatch, run.reduce_dtype,
         run.assumed.optimizer, run.encodings,
     )  # fmt: skip
-    microbatches = plan.mesh.num_microbatches if run.per_microbatch else asked.microbatches
-    asked = replace(asked, microbatches=microbatches)
+    microbatches = plan.mesh.num_microbatches if run.per_microbatch else request.microbatches
+    request = replace(request, microbatches=microbatches)
     if spaces is not None:
-        asked = replace(asked, stages=None, schedule=None)
+        request = replace(request, stages=None, schedule=None)
     return planner.plan(
-        graph, plan.model, spaces=spaces, by_hand=spaces is not None, compared=spaces is None, **asked.words
+        graph, plan.model, spaces=spaces, by_hand=spaces is not None, compared=spaces is None, **request.words
     )

@@ -122,15 +122,17 @@ def bucket(
         )
     bounds, places = np.unique(-(-known // multiple) * multiple, return_inverse=True)
     numbers, tokens = (np.bincount(places, weights=x).astype(np.int64) for x in (counts, known * counts))
-    found = [
+    candidates = [
         tuple(Bucket(int(bounds[j - 1]), int(numbers[i:j].sum()), int(tokens[i:j].sum())) for i, j in pairwise(cuts))
         for cuts in _best_cuts(bounds, numbers, min(most, len(bounds)))
     ]
     rows = 0
     if parallel is not None:
-        rows, times = _steps(parallel, sorted({bucket.bound for buckets in found for bucket in buckets}))
-        found = [tuple(replace(bucket, step_s=times[bucket.bound]) for bucket in buckets) for buckets in found]
-    *fewer, best = (Buckets(buckets, batch_rows=rows) for buckets in found)
+        rows, times = _steps(parallel, sorted({bucket.bound for buckets in candidates for bucket in buckets}))
+        candidates = [
+            tuple(replace(bucket, step_s=times[bucket.bound]) for bucket in buckets) for buckets in candidates
+        ]
+    *fewer, best = (Buckets(buckets, batch_rows=rows) for buckets in candidates)
     return replace(best, fewer=tuple(fewer))
 
 
@@ -141,20 +143,20 @@ def _best_cuts(bounds: np.ndarray, numbers: np.ndarray, most: int) -> list[list[
     """
     before, size = np.concatenate([[0], numbers.cumsum()]), len(bounds)
     least = np.concatenate([[0.0], np.full(size, np.inf)])
-    origins, found = list[np.ndarray](), list[list[int]]()
+    origins, cuts_by_number = list[np.ndarray](), list[list[int]]()
     for _ in range(most):
-        own, origin = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
+        best, origin = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
         for j in range(1, size + 1):
             sums = least[:j] + bounds[j - 1] * (before[j] - before[:j])
             origin[j] = sums.argmin()
-            own[j] = sums[origin[j]]
-        least = own
+            best[j] = sums[origin[j]]
+        least = best
         origins.append(origin)
         cuts = [size]
         for each in reversed(origins):
             cuts.insert(0, int(each[cuts[0]]))
-        found.append(cuts)
-    return found
+        cuts_by_number.append(cuts)
+    return cuts_by_number
 
 
 def _steps(parallel: ParallelModule, bounds: Sequence[int]) -> tuple[int, dict[int, float]]:
@@ -176,14 +178,14 @@ def _steps(parallel: ParallelModule, bounds: Sequence[int]) -> tuple[int, dict[i
     return batch_size(parallel.graph), dict(zip(bounds, times, strict=True))
 
 
-def _line(own: Buckets) -> str:
-    bounds = ", ".join(map(str, own.bounds))
-    padded = sum(bucket.num_padded for bucket in own)
-    time = "" if own.epoch_s is None else f"; an epoch takes {seconds(own.epoch_s)} by the cost model"
-    what = "1 bucket " if len(own) == 1 else f"{len(own)} buckets"
-    return f"{what}  padded to {bounds}: {padded} tokens of padding, {own.padding:.1%} of all{time}"
+def _line(buckets: Buckets) -> str:
+    bounds = ", ".join(map(str, buckets.bounds))
+    padded = sum(bucket.num_padded for bucket in buckets)
+    time = "" if buckets.epoch_s is None else f"; an epoch takes {seconds(buckets.epoch_s)} by the cost model"
+    what = "1 bucket " if len(buckets) == 1 else f"{len(buckets)} buckets"
+    return f"{what}  padded to {bounds}: {padded} tokens of padding, {buckets.padding:.1%} of all{time}"
 
 
-def _bucket_line(own: Bucket) -> str:
-    step = "" if own.step_s is None else f", {seconds(own.step_s)} a step"
-    return f"  {own.bound}: {own.num_sequences} sequences, {own.num_padded} tokens of padding{step}"
+def _bucket_line(bucket: Bucket) -> str:
+    step = "" if bucket.step_s is None else f", {seconds(bucket.step_s)} a step"
+    return f"  {bucket.bound}: {bucket.num_sequences} sequences, {bucket.num_padded} tokens of padding{step}"

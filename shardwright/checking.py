@@ -61,10 +61,10 @@ def check_capture_of(
     """Run `check_capture` and report to `tell`, or return None if `when` is "never"."""
     if when == "never":
         return None
-    found = check_capture(model, captured, args, kwargs)
+    check = check_capture(model, captured, args, kwargs)
     if tell is not None:
-        tell(f"captured graph {found}")
-    return found
+        tell(f"captured graph {check}")
+    return check
 
 
 def check_capture(
@@ -80,13 +80,13 @@ def check_capture(
         part = _part(model, captured, args, kwargs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = _compare(model, part)
+            comparison = _compare(model, part)
     except _NotCheckedError as reason:
         return CaptureCheck(equal=False, why=printable(str(reason), allowed=""))
-    if found.differences:
-        raise CaptureError(_refusal(model, found, part))
-    errors = found.loss_error, found.gradient_error, found.buffer_error
-    return CaptureCheck(equal=True, num_rows=part.num_rows, errors=errors, noise=found.noise)
+    if comparison.differences:
+        raise CaptureError(_refusal(model, comparison, part))
+    errors = comparison.loss_error, comparison.gradient_error, comparison.buffer_error
+    return CaptureCheck(equal=True, num_rows=part.num_rows, errors=errors, noise=comparison.noise)
 
 
 # ---- the part of the batch ----
@@ -120,12 +120,12 @@ def _part(model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Map
     given = bind_arguments(model, args, kwargs)
     fewer = tree_map_only(Tensor, lambda x: _rows(x, rows, wanted), given)
     try:
-        own = capture(model, fewer, precision=captured.precision, known=calls(captured.graph))
+        captured_part = capture(model, fewer, precision=captured.precision, known=calls(captured.graph))
     except ShardwrightError as error:
         raise _NotCheckedError(f"{why}, and {wanted} of its {rows} rows cannot be captured: {error}") from None
-    if not captured.per_microbatch and not same_but_for_sizes(captured.graph, own.graph):
+    if not captured.per_microbatch and not same_but_for_sizes(captured.graph, captured_part.graph):
         raise _NotCheckedError(f"{why}, and {wanted} of its {rows} rows make another graph")
-    return _Part(own, (), fewer, wanted)
+    return _Part(captured_part, (), fewer, wanted)
 
 
 def _rows(tensor: Tensor, rows: int, wanted: int) -> Tensor:
@@ -156,16 +156,16 @@ def free_bytes(device: torch.device) -> float:
     """Return the free memory of a device; of a host, the rest that kernel and control group leave."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    found = [float("inf")]
+    limits = [float("inf")]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+        limits += [1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
         group = Path("/sys/fs/cgroup")
         most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        found += [float(most) - float(used)] if most != "max" else []
+        limits += [float(most) - float(used)] if most != "max" else []
     except (OSError, ValueError):
         pass
-    return min(found)
+    return min(limits)
 
 
 def same_but_for_sizes(one: Graph, other: Graph) -> bool:
@@ -173,9 +173,9 @@ def same_but_for_sizes(one: Graph, other: Graph) -> bool:
     if len(one.nodes) != len(other.nodes):
         return False
     place = {node.name: number for number, node in enumerate(other.nodes)}
-    own = {node.name: number for number, node in enumerate(one.nodes)}
+    numbers = {node.name: number for number, node in enumerate(one.nodes)}
     for a, b in zip(one.nodes, other.nodes, strict=True):
-        wiring = [own[name] for name in a.inputs] == [place[name] for name in b.inputs]
+        wiring = [numbers[name] for name in a.inputs] == [place[name] for name in b.inputs]
         kinds = one.types[a.name].dtype == other.types[b.name].dtype
         if not (a.op == b.op and wiring and kinds and _form(_own(a), a.op) == _form(_own(b), b.op)):
             return False
@@ -293,12 +293,12 @@ _REMEDY = (
 )
 
 
-def _refusal(model: nn.Module, found: Comparison, part: _Part) -> str:
-    shown = found.differences[:_SHOWN]
-    more = len(found.differences) - len(shown)
+def _refusal(model: nn.Module, comparison: Comparison, part: _Part) -> str:
+    shown = comparison.differences[:_SHOWN]
+    more = len(comparison.differences) - len(shown)
     batch = "this batch" if part.num_rows is None else f"{part.num_rows} rows of this batch"
-    lines = [f"\n  {own.what}: {own.how}" for own in shown]
-    noise = f" (rounding alone moves gradients by {found.noise:.1e} of themselves)" if found.noise else ""
+    lines = [f"\n  {difference.what}: {difference.how}" for difference in shown]
+    noise = f" (rounding alone moves gradients by {comparison.noise:.1e} of themselves)" if comparison.noise else ""
     return (
         f"{type(model).__name__}: a step of the captured graph is not the eager one, on {batch}{noise}:"
         f"{''.join(lines)}" + (f"\n  and {more} more" if more else "") + f"\n{_REMEDY}"

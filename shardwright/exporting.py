@@ -83,9 +83,9 @@ def export(
         return whole_model(parallel, everywhere=everywhere)
     target, ranks = Path(folder), parallel.ranks
     with waiting("export", ranks.timeout_s), torch.no_grad():
-        own = dict(first_names(parallel.state_dict(keep_vars=True).items()))
-        on_all_ranks(lambda: _refuse_wide(own))
-        sizes = {name: value.numel() * value.element_size() for name, value in own.items()}
+        state = dict(first_names(parallel.state_dict(keep_vars=True).items()))
+        on_all_ranks(lambda: _refuse_wide(state))
+        sizes = {name: value.numel() * value.element_size() for name, value in state.items()}
         listed = from_all_ranks((ranks.stages.rank, sizes))
         order = list(_ordered(dict(reversed(listed)), max_file_bytes))
         names = [_name(number, len(order)) for number in range(len(order))]
@@ -93,7 +93,7 @@ def export(
         on_all_ranks(lambda: _make(target))
         for (stage, file), name in zip(order, names, strict=True):
             if stage == ranks.stages.rank:
-                wholes = {tensor: _whole(own[tensor]) for tensor in file.names}
+                wholes = {tensor: _whole(state[tensor]) for tensor in file.names}
                 failure = _written(target / f"{name}.partial", wholes) if is_first else None
             else:
                 failure = None
@@ -117,20 +117,20 @@ def _ordered(by_stage: Mapping[int, Mapping[str, int]], most: int) -> Iterator[t
     """Yield all files, each with the stage that writes it; the first stage that has a tensor does."""
     taken = set[str]()
     for stage in sorted(by_stage):
-        own = {name: num_bytes for name, num_bytes in by_stage[stage].items() if name not in taken}
-        taken |= own.keys()
-        yield from ((stage, file) for file in _files(own, most))
+        sizes = {name: num_bytes for name, num_bytes in by_stage[stage].items() if name not in taken}
+        taken |= sizes.keys()
+        yield from ((stage, file) for file in _files(sizes, most))
 
 
 def _files(sizes: Mapping[str, int], most: int) -> list[_File]:
-    found, names, size = list[_File](), list[str](), 0
+    files, names, size = list[_File](), list[str](), 0
     for name, num_bytes in sizes.items():
         if names and size + num_bytes > most:
-            found.append(_File(tuple(names), size))
+            files.append(_File(tuple(names), size))
             names, size = [], 0
         names.append(name)
         size += num_bytes
-    return [*found, _File(tuple(names), size)] if names else found
+    return [*files, _File(tuple(names), size)] if names else files
 
 
 def _name(number: int, many: int) -> str:
@@ -169,7 +169,7 @@ def _raise(failure: str | None) -> None:
 
 def _end(target: Path, names: Sequence[str], of: dict[str, str], total: int) -> None:
     """Give the files their names, write the index, and delete files of an earlier export in other numbers."""
-    kept = {*names, *(f"{name}.partial" for name in names)}
+    current = {*names, *(f"{name}.partial" for name in names)}
     try:
         for name in names:
             (target / f"{name}.partial").rename(target / name)
@@ -179,7 +179,7 @@ def _end(target: Path, names: Sequence[str], of: dict[str, str], total: int) -> 
         else:
             (target / INDEX).unlink(missing_ok=True)
         for old in target.iterdir():
-            if _OURS.fullmatch(old.name) and old.name not in kept:
+            if _OURS.fullmatch(old.name) and old.name not in current:
                 old.unlink()
     except OSError as error:
         raise CheckpointError(

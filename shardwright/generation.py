@@ -83,10 +83,10 @@ class Generated(Report):
     def paragraphs(self) -> list[Paragraph]:
         """Return the counts, and the reasons of candidates that were not certified, most frequent first."""
         rows = [(key, f"{number:,}", _MEANING[key]) for key, number in self.counts.items()]
-        told = sorted(self.reasons().items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
-        lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in told[:_MOST_REASONS]]
-        if len(told) > len(lines):
-            lines.append(f"… and {len(told) - len(lines)} more reasons; --format json lists all")
+        reasons = sorted(self.reasons().items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
+        lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in reasons[:_MOST_REASONS]]
+        if len(reasons) > len(lines):
+            lines.append(f"… and {len(reasons) - len(lines)} more reasons; --format json lists all")
         title = f"{self.path}: {len(self.catalogue)} rules in {self.time_s:.1f} s"
         return [Paragraph(title, lines, ("", ">number", ""), rows)]
 
@@ -114,11 +114,11 @@ def generate(
     """
     start = time.perf_counter()
     todo = list(given) if given is not None else sources(settings.operators)
-    with unfinished(path, _arguments(settings, todo), progress) as kept:
+    with unfinished(path, _arguments(settings, todo), progress) as unfinished_run:
         with workers(num_jobs) as pool:
-            found = GenerationRun(pool, settings, kept, progress).all(todo)
+            finished = GenerationRun(pool, settings, unfinished_run, progress).all(todo)
         progress("finding out which rules imply which")
-        catalogue, counts, rejected = _catalogue(found, settings, todo)
+        catalogue, counts, rejected = _catalogue(finished, settings, todo)
         catalogue.save(path)
     return Generated(path, catalogue, counts, rejected, time.perf_counter() - start)
 
@@ -135,7 +135,7 @@ class GenerationRun:
 
     pool: Workers
     settings: Settings
-    kept: Unfinished
+    store: Unfinished
     progress: Progress
     proven: Verdicts = field(default_factory=Verdicts.here)
     finished: dict[str, Found] = field(default_factory=dict)
@@ -148,8 +148,8 @@ class GenerationRun:
     def all(self, todo: Sequence[ContextSource]) -> dict[str, Found]:
         """Return the findings of every context, by name, in the order of the contexts."""
         for source in todo:
-            if (found := self.kept.load(source.name)) is not None:
-                self._finish(source.name, found)
+            if (rules_of_source := self.store.load(source.name)) is not None:
+                self._finish(source.name, rules_of_source)
         left = [source for source in todo if source.name not in self.finished]
         if len(left) < len(todo):
             self.progress(f"{len(todo) - len(left)} of {len(todo)} contexts are kept from the last run")
@@ -188,7 +188,7 @@ class GenerationRun:
         if self._tries[source.name] >= _TRIES:
             raise RuleError(
                 f"generating {source.name} with {self.settings.max_ops} operators ended its process {_TRIES} times "
-                f"({how}); is there enough memory? Finished contexts are kept in {self.kept.folder}"
+                f"({how}); is there enough memory? Finished contexts are kept in {self.store.folder}"
             )
         self.pool.submit([self._generating(source)])
 
@@ -202,15 +202,15 @@ class GenerationRun:
         """Save the contexts whose candidates have all been judged."""
         for name, rules in list(self._open.items()):
             if all(rule.hash in self._verdicts for rule in rules):
-                found = Found([(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {}))
-                self.kept.save(name, found)
+                finished = Found([(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {}))
+                self.store.save(name, finished)
                 del self._open[name]
-                self._finish(name, found)
+                self._finish(name, finished)
 
-    def _finish(self, name: str, found: Found) -> None:
-        self.finished[name] = found
-        self._counts[name] = found.counts
-        for rule, verdict in found.rules:
+    def _finish(self, name: str, finished: Found) -> None:
+        self.finished[name] = finished
+        self._counts[name] = finished.counts
+        for rule, verdict in finished.rules:
             self._asked.add(rule.hash)
             self._verdicts[rule.hash] = verdict
 
@@ -235,30 +235,30 @@ def generate_one(
     from importlib import import_module
 
     last: Mapping[str, int] = {}
-    told = time.perf_counter()
+    reported_at = time.perf_counter()
 
     def note(counts: Mapping[str, int]) -> None:
-        nonlocal last, told
+        nonlocal last, reported_at
         last = counts
-        if time.perf_counter() - told > TELL_EVERY_S:
-            told = time.perf_counter()
+        if time.perf_counter() - reported_at > TELL_EVERY_S:
+            reported_at = time.perf_counter()
             report(dict(last))
 
     module, _, name = function.partition(":")
-    found: list[Equation] = getattr(import_module(module), name)(context, max_ops, seed, note)
+    equations: list[Equation] = getattr(import_module(module), name)(context, max_ops, seed, note)
     report(dict(last))
-    return found
+    return equations
 
 
 # ---- the result ----
 
 
 def _catalogue(
-    found: Mapping[str, Found], settings: Settings, todo: Sequence[ContextSource]
+    finished: Mapping[str, Found], settings: Settings, todo: Sequence[ContextSource]
 ) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, RuleVerdict], ...]]:
     judged: dict[str, tuple[Equation, RuleVerdict]] = {}
     counts = Counter[str]()
-    for context in found.values():
+    for context in finished.values():
         counts.update({key: context.counts.get(key, 0) for key in COUNTS[:3]})
         for rule, verdict in context.rules:
             judged.setdefault(rule.hash, (rule, verdict))
@@ -273,15 +273,15 @@ def _catalogue(
     counts["minimal"] = sum(not catalogue.note(key).implied_by for key in catalogue)
     if settings.whole:
         counts.update(_add_shipped(catalogue))
-    told = {key: counts[key] for key in (*COUNTS, "minimal", *(SHIPPED_COUNTS if settings.whole else ()))}
+    shown_counts = {key: counts[key] for key in (*COUNTS, "minimal", *(SHIPPED_COUNTS if settings.whole else ()))}
     rejected = tuple((rule, verdict) for rule, verdict in judged.values() if verdict.outcome != "certified")
     unknown = [(rule, verdict) for rule, verdict in rejected if verdict.outcome == "unknown"]
     catalogue.generator = {
         **asdict(settings), "operators": list(settings.operators), "version": shardwright.__version__,
-        "contexts": [source.name for source in todo], "counts": told,
+        "contexts": [source.name for source in todo], "counts": shown_counts,
         "unknown": [{"equation": rule.equation, "reason": verdict.reason} for rule, verdict in unknown],
     }  # fmt: skip
-    return catalogue, told, rejected
+    return catalogue, shown_counts, rejected
 
 
 def _add_shipped(catalogue: Catalogue) -> dict[str, int]:

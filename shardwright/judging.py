@@ -42,7 +42,7 @@ class Judged:
     def outcome(self) -> str:
         return self.verdict.outcome if self.verdict else "malformed"
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the rule's position and its outcome in words."""
         if self.verdict is None:
             return [f"rules[{self.entry.position}]: {self.entry.problem}"]
@@ -55,13 +55,13 @@ class Judged:
         data: dict[str, Any] = {"position": self.entry.position, "name": self.entry.name, "outcome": self.outcome}
         if self.verdict is None:
             return {**data, "reason": self.entry.problem}
-        found = {"equation": self.entry.rule.equation if self.entry.rule else "", "reason": self.verdict.reason,
+        fields = {"equation": self.entry.rule.equation if self.entry.rule else "", "reason": self.verdict.reason,
                  "true_under": self.verdict.hint}  # fmt: skip
         certificate = self.verdict.certificate
         proofs, axioms = (certificate.proofs, certificate.axioms) if certificate else ((), ())
         return {
             **data,
-            **{k: v for k, v in found.items() if v},
+            **{k: v for k, v in fields.items() if v},
             "proofs": list(proofs),
             "axioms": list(axioms),
             "time_s": round(self.verdict.time_s, 4),
@@ -101,7 +101,7 @@ class Judgement(Report):
 
     def paragraphs(self) -> list[Paragraph]:
         worst = [
-            Paragraph(f"{outcome.upper()}: {judged.entry.name}", judged.told())
+            Paragraph(f"{outcome.upper()}: {judged.entry.name}", judged.lines())
             for outcome in ("unknown", "malformed", "refuted")
             for judged in (*self.rules, *self.base)
             if judged.outcome == outcome
@@ -145,8 +145,8 @@ def verify(
     """
     start = time.perf_counter()
     shipped = file if file.path == SHIPPED else read_rules(SHIPPED)
-    own = {rule.hash for _, rule in file.good}
-    foundations = [e for e, rule in shipped.good if rule.hash not in own] if base and shipped is not file else []
+    hashes = {rule.hash for _, rule in file.good}
+    foundations = [e for e, rule in shipped.good if rule.hash not in hashes] if base and shipped is not file else []
     entries = [entry for entry, _ in file.good]
     rules = [entry.rule for entry in (*entries, *foundations) if entry.rule is not None]
     with workers(num_jobs) as pool:
@@ -164,33 +164,33 @@ def _judged(
     pool: Workers, rules: Sequence[Rule], progress: Progress, limit_s: float
 ) -> tuple[list[RuleVerdict], Mapping[str, str]]:
     """Return the verdicts, in the order of the rules, and the problem of each lemma ("" if proven)."""
-    found: dict[int, RuleVerdict] = {}
+    verdicts: dict[int, RuleVerdict] = {}
     lemmas: Mapping[str, str] = {}
 
     def tell() -> None:
-        counts = Counter(verdict.outcome for verdict in found.values())
-        progress(f"{len(found)} of {len(rules)} rules: " + outcomes(counts))
+        counts = Counter(verdict.outcome for verdict in verdicts.values())
+        progress(f"{len(verdicts)} of {len(rules)} rules: " + outcomes(counts))
 
     pool.submit(judging_calls(range(len(rules)), rules, limit_s, pool.num_jobs))
     for event in pool.events(tell):
         if event.task.label == "lemmas":
             lemmas = event.value if event.kind == "done" else {"all": f"the prover's process died ({event.value})"}
         else:
-            found.update(verdicts_of(event, pool))
-    return [found[number] for number in range(len(rules))], lemmas
+            verdicts.update(verdicts_of(event, pool))
+    return [verdicts[number] for number in range(len(rules))], lemmas
 
 
 def jury(progress: Progress) -> Jury:
     """Return a judge of rules that uses all cores; on each rank of a machine but the first, it uses one."""
 
     def judged(rules: Sequence[Rule]) -> Iterator[tuple[Rule, RuleVerdict]]:
-        num_jobs, told = num_cpus() if os.environ.get("LOCAL_RANK", "0") == "0" else 1, time.monotonic()
+        num_jobs, reported_at = num_cpus() if os.environ.get("LOCAL_RANK", "0") == "0" else 1, time.monotonic()
         few = num_jobs < 2 or len(rules) < _FEW
-        for done, found in enumerate(one_by_one(rules) if few else _by_workers(rules, num_jobs), 1):
-            if time.monotonic() - told > TELL_EVERY_S:
-                told = time.monotonic()
+        for done, verdict in enumerate(one_by_one(rules) if few else _by_workers(rules, num_jobs), 1):
+            if time.monotonic() - reported_at > TELL_EVERY_S:
+                reported_at = time.monotonic()
                 progress(f"{done} of {len(rules)} rules")
-            yield found
+            yield verdict
 
     return judged
 
@@ -204,8 +204,8 @@ def _by_workers(rules: Sequence[Rule], num_jobs: int) -> Iterator[tuple[Rule, Ru
 
 def outcomes(counts: Mapping[str, int]) -> str:
     """Return the counts in a line: `12 certified, 1 refuted, 0 unknown`, and malformed rules if there are any."""
-    told = [name for name in OUTCOMES if name != "malformed" or counts.get(name)]
-    return ", ".join(f"{counts.get(name, 0)} {name}" for name in told)
+    names = [name for name in OUTCOMES if name != "malformed" or counts.get(name)]
+    return ", ".join(f"{counts.get(name, 0)} {name}" for name in names)
 
 
 def judging_calls(

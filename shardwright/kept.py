@@ -66,23 +66,27 @@ def key_of(trace: ForwardTrace | None, first: Plan) -> str | None:
 def find(key: str, first: Plan) -> Kept | None:
     """Return what is kept under a name; None where nothing is, or where it is damaged."""
     try:
-        told = json.loads(_path(key).read_bytes())
-        plan = Plan.from_json(told["plan"]) if "plan" in told else replace(first, capture_check=_check(told["check"]))
-        kept = Kept(plan, parse_graph("\n".join(told["captured"])).validate())
+        record = json.loads(_path(key).read_bytes())
+        plan = (
+            Plan.from_json(record["plan"])
+            if "plan" in record
+            else replace(first, capture_check=_check(record["check"]))
+        )
+        made = Kept(plan, parse_graph("\n".join(record["captured"])).validate())
     except (OSError, ValueError, LookupError, TypeError, ShardwrightError):
         return None
-    return kept if stored(kept.plan.graph) == stored(first.graph) else None
+    return made if stored(made.plan.graph) == stored(first.graph) else None
 
 
-def keep(key: str, kept: Kept, first: Plan) -> None:
+def keep(key: str, made: Kept, first: Plan) -> None:
     """Keep a captured graph, and its plan unless that is the first, which is given again.
 
     A folder that cannot be written is not an error: a later run makes them.
     """
-    check = kept.plan.capture_check
-    is_first = kept.plan.graph is first.graph
-    own = {"check": check and check.to_json()} if is_first else {"plan": kept.plan.to_json()}
-    _write(key, own, kept.captured)
+    check = made.plan.capture_check
+    is_first = made.plan.graph is first.graph
+    record = {"check": check and check.to_json()} if is_first else {"plan": made.plan.to_json()}
+    _write(key, record, made.captured)
 
 
 def trace_key(facts: object) -> str:
@@ -93,9 +97,9 @@ def trace_key(facts: object) -> str:
 def find_trace(key: str) -> Traced | None:
     """Return the captured model that is kept under a name; None where nothing is, or where it is damaged."""
     try:
-        told = json.loads(_path(key).read_bytes())
-        graph = parse_graph("\n".join(told["captured"])).validate()
-        return Traced(told["model"], graph, told["precision"], tuple(told["per_microbatch"]))
+        record = json.loads(_path(key).read_bytes())
+        graph = parse_graph("\n".join(record["captured"])).validate()
+        return Traced(record["model"], graph, record["precision"], tuple(record["per_microbatch"]))
     except (OSError, ValueError, LookupError, TypeError, ShardwrightError):
         return None
 
@@ -103,13 +107,13 @@ def find_trace(key: str) -> Traced | None:
 def keep_trace(key: str, traced: Traced) -> None:
     """Keep a captured model, if its graph says all of it: not where parts run as they are."""
     if isinstance(traced.precision, (str, NoneType)) and not calls(traced.graph):
-        own = {"model": traced.model, "precision": traced.precision, "per_microbatch": traced.per_microbatch}
-        _write(key, own, traced.graph)
+        record = {"model": traced.model, "precision": traced.precision, "per_microbatch": traced.per_microbatch}
+        _write(key, record, traced.graph)
 
 
-def _write(key: str, own: Mapping[str, object], captured: Graph) -> None:
+def _write(key: str, record: Mapping[str, object], captured: Graph) -> None:
     """Write a file. A folder that cannot be written is not an error. Only the last files stay."""
-    text = json.dumps({**own, "captured": print_graph(captured).splitlines()})
+    text = json.dumps({**record, "captured": print_graph(captured).splitlines()})
     with suppress(OSError, PlanError):
         write_whole(_path(key), text, "a program", PlanError, make_folder=True)
         files = sorted(_path(key).parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
@@ -117,8 +121,8 @@ def _write(key: str, own: Mapping[str, object], captured: Graph) -> None:
             path.unlink(missing_ok=True)
 
 
-def _check(told: Mapping[str, Any] | None) -> CaptureCheck | None:
-    return None if told is None else CaptureCheck.from_json(told)
+def _check(record: Mapping[str, Any] | None) -> CaptureCheck | None:
+    return None if record is None else CaptureCheck.from_json(record)
 
 
 def _path(key: str) -> Path:
@@ -131,11 +135,11 @@ def _code() -> str:
     root = Path(__file__).resolve().parent
     folders = [(root / name).resolve() for name in ("pcg", "search", "cost", "substitutions", "verifier", "cli")]
     paths = (*root.glob("*.py"), *(path for folder in folders for path in folder.rglob("*")))
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.suffix in (".py", ".json")):
-        found.update(f"{path.name} {len(content := path.read_bytes())} ".encode())
-        found.update(content)
-    return found.hexdigest()
+        digest.update(f"{path.name} {len(content := path.read_bytes())} ".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _digest(value: object) -> str:

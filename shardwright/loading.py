@@ -141,14 +141,14 @@ class Loader:
         }  # else every start would draw from torch's own generator
         if self._is_stream:
             examples = cast("Iterable[Any]", self._dataset)
-            own = _Rows(examples, self._size, self._rows.tolist(), self.batch, drop_last=self._drop_last)
+            rows = _Rows(examples, self._size, self._rows.tolist(), self.batch, drop_last=self._drop_last)
             options["collate_fn"] = partial(_collated, options.get("collate_fn") or default_collate)
-            return DataLoader(own, batch_size=None, **options)
+            return DataLoader(rows, batch_size=None, **options)
         starts = range(self.batch * self._size, len(self) * self._size, self._size)
         batches = (order[start : start + self._size] for start in starts)
-        own = (batch[self._rows] if len(batch) == self._size else batch for batch in batches)
+        rows = (batch[self._rows] if len(batch) == self._size else batch for batch in batches)
         sizes = (min(self._size, len(order) - start) for start in starts)
-        loader = DataLoader(self._dataset, batch_sampler=map(Tensor.tolist, own), **options)
+        loader = DataLoader(self._dataset, batch_sampler=map(Tensor.tolist, rows), **options)
         return zip(sizes, loader, strict=True)
 
     def state_dict(self) -> dict[str, int]:
@@ -163,10 +163,10 @@ class Loader:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Go on from a place. Raises `BatchError` if it was counted in batches of another size, or another order."""
-        for name, own in self._order.items():
-            if state_dict[name] != own:
+        for name, here in self._order.items():
+            if state_dict[name] != here:
                 raise BatchError(
-                    f"Loader: the place in the data was saved with {name} {state_dict[name]}, and here it is {own}; "
+                    f"Loader: the place in the data was saved with {name} {state_dict[name]}, and here it is {here}; "
                     "use the same, or begin an epoch anew without the sampler"
                 )
         self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]

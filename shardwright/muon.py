@@ -46,8 +46,8 @@ class Muon(torch.optim.Muon):
         """
         require_plan(parallel, "Muon", ShardwrightError)
         super().__init__(params, **options)
-        own = set(parallel.parameters())
-        if any(p not in own for group in self.param_groups for p in group["params"]):
+        parameters = set(parallel.parameters())
+        if any(p not in parameters for group in self.param_groups for p in group["params"]):
             raise ShardwrightError("Muon: a parameter is not one of parallel.parameters(); pass some of these")
         if any(p.is_complex() for group in self.param_groups for p in group["params"]):
             raise ShardwrightError(
@@ -69,11 +69,11 @@ class Muon(torch.optim.Muon):
         if not todo:
             return loss
         parts = [self._momentum(p, group).bfloat16() for p, group in todo]
-        found = self._of([p for p, _ in todo]).each(parts, lambda number, x: _orthogonal(x, todo[number][1]))
-        for (p, group), update in zip(todo, found, strict=True):
-            own, rate = private.unwrap(p), float(group["lr"])
-            own.mul_(1 - rate * group["weight_decay"])
-            own.add_(update, alpha=-private.rate_of_muon(rate, group["adjust_lr_fn"], p.shape))
+        updates = self._of([p for p, _ in todo]).each(parts, lambda number, x: _orthogonal(x, todo[number][1]))
+        for (p, group), update in zip(todo, updates, strict=True):
+            local, rate = private.unwrap(p), float(group["lr"])
+            local.mul_(1 - rate * group["weight_decay"])
+            local.add_(update, alpha=-private.rate_of_muon(rate, group["adjust_lr_fn"], p.shape))
         return loss
 
     def _momentum(self, p: Tensor, group: dict[str, Any]) -> Tensor:
@@ -81,9 +81,9 @@ class Muon(torch.optim.Muon):
         gradient = cast("Tensor", p.grad)
         if "momentum_buffer" not in (state := self.state[p]):
             state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
-        own, kept = private.unwrap(gradient), private.unwrap(state["momentum_buffer"])
-        kept.lerp_(own, 1 - group["momentum"])
-        return own.lerp(kept, group["momentum"]) if group["nesterov"] else kept
+        local, momentum = private.unwrap(gradient), private.unwrap(state["momentum_buffer"])
+        momentum.lerp_(local, 1 - group["momentum"])
+        return local.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
     def _of(self, parameters: Sequence[Tensor]) -> _Shared:
         key = tuple(map(id, parameters))
@@ -130,7 +130,7 @@ class _Shared:
             senders = {
                 rank
                 for rank, place in enumerate(places)
-                if all(not kept or a == b for kept, a, b in zip(is_kept, place, places[owner], strict=True))
+                if all(not is_exact or a == b for is_exact, a, b in zip(is_kept, place, places[owner], strict=True))
             }
             steps = tuple(tuple(_steps(p, place)) for place in places)
             matrices.append(_Matrix(p.shape, owner, steps, frozenset(senders)))
@@ -138,21 +138,21 @@ class _Shared:
 
     def each(self, parts: Sequence[Tensor], compute: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
         """Return this rank's parts of what `compute` makes of each whole matrix, by its number, on its owner."""
-        own, every = self.axis.rank, range(self.axis.size)
-        there = [[m for m in self._of(rank) if own in self.matrices[m].senders] for rank in every]
-        here = [[m for m in self._of(own) if rank in self.matrices[m].senders] for rank in every]
+        me, every = self.axis.rank, range(self.axis.size)
+        there = [[m for m in self._of(rank) if me in self.matrices[m].senders] for rank in every]
+        here = [[m for m in self._of(me) if rank in self.matrices[m].senders] for rank in every]
         shapes = [[self.matrices[m].part(rank) for m in here[rank]] for rank in every]
         came = self._sent([[parts[m] for m in numbers] for numbers in there], shapes, parts[0])
-        wholes = {m: parts[m].new_empty(self.matrices[m].shape) for m in self._of(own)}
+        wholes = {m: parts[m].new_empty(self.matrices[m].shape) for m in self._of(me)}
         for rank in every:
             for m, part in zip(here[rank], came[rank], strict=True):
                 put(wholes[m], part, self.matrices[m].steps[rank])
         made = {m: compute(m, whole) for m, whole in wholes.items()}
         back = [[part_of(made[m], self.matrices[m].steps[rank]) for m in made] for rank in every]
-        shapes = [[self.matrices[m].part(own) for m in self._of(rank)] for rank in every]
+        shapes = [[self.matrices[m].part(me) for m in self._of(rank)] for rank in every]
         came = self._sent(back, shapes, parts[0])
-        found = {m: part for rank in every for m, part in zip(self._of(rank), came[rank], strict=True)}
-        return [found[m] for m in range(len(parts))]
+        by_number = {m: part for rank in every for m, part in zip(self._of(rank), came[rank], strict=True)}
+        return [by_number[m] for m in range(len(parts))]
 
     def _of(self, rank: int) -> list[int]:
         """Return the numbers of the matrices that a rank owns."""

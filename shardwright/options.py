@@ -121,8 +121,8 @@ class PlanOptions:
     @classmethod
     def of(cls, **words: Unpack[PlanWords]) -> PlanOptions:
         """Return the options that these words ask for. Raises a `ShardwrightError` for what cannot be asked."""
-        own = {name: value for name, value in words.items() if name in SearchWords.__annotations__}
-        search = SearchOptions.of(**cast("SearchWords", own))
+        search_words = {name: value for name, value in words.items() if name in SearchWords.__annotations__}
+        search = SearchOptions.of(**cast("SearchWords", search_words))
         reduced = Execution(reduce_dtype=words.get("reduce_dtype")).reduce_dtype  # pyright: ignore[reportArgumentType]
         optimizer = optimizer_named(words.get("optimizer") or "adam", "", "optimizer")
         statistics = _statistics(words.get("per_microbatch"), search)
@@ -164,7 +164,7 @@ def precisions_of(
     if precision is not None and not precision:
         raise PlanError(f"precision={precision!r} names none; leave it out for the model's own")
     several = precision if isinstance(precision, Sequence) and not isinstance(precision, str) else [precision]
-    return list(dict.fromkeys(canonical(own, "") for own in several))
+    return list(dict.fromkeys(canonical(each, "") for each in several))
 
 
 def check_when(when: str) -> None:

@@ -54,7 +54,7 @@ def captured_for(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    asked: PlanOptions,
+    request: PlanOptions,
     progress: Progress | None,
     precision: PrecisionMode | None,
     statistics: Statistics,
@@ -73,9 +73,9 @@ def captured_for(
     if progress:
         progress(f"capturing {type(model).__name__}")
     return capture(
-        model, kwargs or {}, args, strict=asked.strict, precision=precision,
+        model, kwargs or {}, args, strict=request.strict, precision=precision,
         num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
-        foreign=asked.foreign, find=not asked.strict and not known, known=known, returned=returned,
+        foreign=request.foreign, find=not request.strict and not known, known=known, returned=returned,
         trace=trace,
     )  # fmt: skip
 

@@ -24,8 +24,8 @@ def plan_file(path: Path, num_ranks: int) -> Path:
     """
     if not path.is_dir():
         return path
-    if (own := file_for(path, num_ranks)).is_file():
-        return own
+    if (for_ranks := file_for(path, num_ranks)).is_file():
+        return for_ranks
     sizes = ", ".join(map(str, sizes_of(path))) or "none"
     raise PlanError(
         f"{path}: there is no plan for {num_ranks} ranks, only for {sizes}; add one with `shardwright plan --for "

@@ -61,7 +61,7 @@ class Programs:
         model: nn.Module,
         loss_fn: LossFunction | None,
         target: Cluster,
-        asked: PlanOptions,
+        request: PlanOptions,
         given: Plan | None,
         progress: Progress | None,
         timeout_s: float,
@@ -76,7 +76,7 @@ class Programs:
         """
         self._loss_fn = loss_fn
         self._model, self._modes = weakref.ref(model), {name: m.training for name, m in model.named_modules()}
-        self._target, self._asked, self._given, self._progress = target, asked, given, progress
+        self._target, self._asked, self._given, self._progress = target, request, given, progress
         self._timeout_s = timeout_s
         self._check_inputs: CheckInputs = check_inputs
         self._check_capture: CheckCapture = check_capture
@@ -201,15 +201,15 @@ class Programs:
         if self._given is None:
             from shardwright.searching import searched  # a run with a given plan needs no search
 
-            found, captured = searched(
+            plan, captured = searched(
                 model, self._target, args, kwargs, certified, self._asked, self._progress, self._check_capture
             )
-            _check_feasible(found)
+            _check_feasible(plan)
         else:
-            found, captured = self._checked_plan(self._given, model, args, kwargs, certified)
+            plan, captured = self._checked_plan(self._given, model, args, kwargs, certified)
         self._checked.add(model.training)
         _say_what_is_left_out(model, captured)
-        return found, self._constants(captured)
+        return plan, self._constants(captured)
 
     def _checked_plan(
         self, given: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], certified: Certified
@@ -218,21 +218,21 @@ class Programs:
         batch = bind_arguments(model, args, kwargs)
         trace = None if self._asked.strict else traced(model, batch, given)
         key = key_of(trace, given)
-        kept = None if key is None else find(key, given)
-        if kept is not None and _is_proven(Kept(given, kept.captured), certified):
-            captured = captured_again(kept.captured, model, batch, given.precision)
+        stored = None if key is None else find(key, given)
+        if stored is not None and _is_proven(Kept(given, stored.captured), certified):
+            captured = captured_again(stored.captured, model, batch, given.precision)
         else:
             known = calls(given.graph)
-            kept, captured = None, self._captured(model, args, kwargs, given, known=known, trace=trace)
+            stored, captured = None, self._captured(model, args, kwargs, given, known=known, trace=trace)
             prove(given, captured.graph, certified)
         check_schedules(given.cluster)
-        checks = [plan.capture_check for plan in (given, *([] if kept is None else [kept.plan]))]
+        checks = [plan.capture_check for plan in (given, *([] if stored is None else [stored.plan]))]
         check = next((one for one in checks if one is not None and one.equal), None)
-        found = replace(given, capture_check=check) if check else self._compared(given, model, captured, args, kwargs)
+        checked = replace(given, capture_check=check) if check else self._compared(given, model, captured, args, kwargs)
         is_whole = not captured.constants and not captured.beside
-        if key is not None and is_whole and (kept is None or kept.plan.capture_check != found.capture_check):
-            keep(key, Kept(found, captured.graph), given)
-        return found, captured
+        if key is not None and is_whole and (stored is None or stored.plan.capture_check != checked.capture_check):
+            keep(key, Kept(checked, captured.graph), given)
+        return checked, captured
 
     def _planned_together(self, model: nn.Module, shapes: Sequence[Shape]) -> list[_Made]:
         from shardwright.search.tree.reshaped import best_together
@@ -244,30 +244,30 @@ class Programs:
             for batch, _ in shapes
         ]
         weighted = [(plan, captured.graph, weight) for (plan, captured), (_, weight) in zip(known, shapes, strict=True)]
-        found = best_together(weighted, certified, certified.by_name())
-        for plan, (_, captured) in zip(found, known, strict=True):
+        plans = best_together(weighted, certified, certified.by_name())
+        for plan, (_, captured) in zip(plans, known, strict=True):
             prove(plan, captured.graph, certified)
             _check_feasible(plan)
         self._checked.add(model.training)
         _say_what_is_left_out(model, known[0][1])
-        return [(plan, self._constants(captured)) for plan, (_, captured) in zip(found, known, strict=True)]
+        return [(plan, self._constants(captured)) for plan, (_, captured) in zip(plans, known, strict=True)]
 
     def _kept_or_made(self, model: nn.Module, batch: Mapping[str, Any], first: Plan) -> _Made:
         """Return the plan of another batch as an earlier run kept it, or a new one, and keep that."""
         trace = traced(model, batch, first)
         key = key_of(trace, first)
-        kept = None if key is None else find(key, first)
-        if kept is not None and self._is_right(kept, model):
-            return kept.plan, {}
+        stored = None if key is None else find(key, first)
+        if stored is not None and self._is_right(stored, model):
+            return stored.plan, {}
         plan, captured = self._reshaped(model, batch, first, trace=trace)
         if key is not None and not captured.constants:
             keep(key, Kept(plan, captured.graph), first)
         return plan, self._constants(captured)
 
-    def _is_right(self, kept: Kept, model: nn.Module) -> bool:
+    def _is_right(self, stored: Kept, model: nn.Module) -> bool:
         """Return whether a kept plan is proven here, and its capture compared if that is asked for."""
-        certified, check = certified_by(self._asked.rules, self._progress), kept.plan.capture_check
-        if not _is_proven(kept, certified):
+        certified, check = certified_by(self._asked.rules, self._progress), stored.plan.capture_check
+        if not _is_proven(stored, certified):
             return False
         compared = model.training in self._checked or (check is not None and check.equal)
         return compared or self._check_capture == "never"
@@ -280,24 +280,24 @@ class Programs:
 
         certified = certified_by(self._asked.rules, self._progress)
         captured = self._captured(model, (), batch, first, returned=returned, trace=trace)
-        found = reshaped(first, captured.graph, certified, certified.by_name())
-        prove(found, captured.graph, certified)
-        _check_feasible(found)
-        if self._progress and found.report.rows:
+        plan = reshaped(first, captured.graph, certified, certified.by_name())
+        prove(plan, captured.graph, certified)
+        _check_feasible(plan)
+        if self._progress and plan.report.rows:
             self._progress(
-                "a batch of {} rows runs as one of {}, in which the added ones are masked".format(*found.report.rows)
+                "a batch of {} rows runs as one of {}, in which the added ones are masked".format(*plan.report.rows)
             )
         if returned is None and model.training not in self._checked:
-            found = self._compared(found, model, captured, (), batch)
+            plan = self._compared(plan, model, captured, (), batch)
             self._checked.add(model.training)
-        return found, captured
+        return plan, captured
 
     def _captured(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan,
         known: Sequence[Call] = (), returned: Returned | None = None, trace: ForwardTrace | None = None,
     ) -> Captured:  # fmt: skip
-        own = plan.precision, statistics_of(plan)
-        return captured_for(model, args, kwargs, self._asked, self._progress, *own, known, returned, trace)
+        precisions = plan.precision, statistics_of(plan)
+        return captured_for(model, args, kwargs, self._asked, self._progress, *precisions, known, returned, trace)
 
     def _compared(
         self, plan: Plan, model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -369,9 +369,9 @@ def _schedules_of(plan: Plan) -> list[ByGroup]:
     return by_stage(plan)
 
 
-def _is_proven(kept: Kept, certified: Certified) -> bool:
+def _is_proven(stored: Kept, certified: Certified) -> bool:
     try:
-        prove(kept.plan, kept.captured, certified)
+        prove(stored.plan, stored.captured, certified)
     except PlanError:
         return False
     return True
@@ -387,10 +387,10 @@ def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
         )
 
 
-def _check_feasible(found: Plan) -> None:
+def _check_feasible(plan: Plan) -> None:
     """Raise `InfeasibleError` where the plan needs more memory than the devices have."""
     from shardwright.reports.facts import memory_verdict
     from shardwright.reports.wording import infeasible
 
-    if memory_verdict(found) == "does not fit":
-        raise InfeasibleError(infeasible(found), found)
+    if memory_verdict(plan) == "does not fit":
+        raise InfeasibleError(infeasible(plan), plan)

@@ -116,10 +116,10 @@ def _compare(facts: Mapping[str, str], first: Mapping[str, str]) -> None:
 
 def from_all_ranks(value: T) -> list[T]:
     """Return every rank's object (pickled), in the order of ranks."""
-    found = [value] * world_size()
-    if len(found) > 1:
-        dist.all_gather_object(found, value)
-    return found
+    values = [value] * world_size()
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
 
 
 def on_all_ranks(check: Callable[[], T]) -> T:

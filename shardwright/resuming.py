@@ -48,10 +48,10 @@ class Unfinished:
         except (TypeError, KeyError, RuleError):
             return None
 
-    def save(self, name: str, found: Found) -> None:
+    def save(self, name: str, finished: Found) -> None:
         """Save a finished context."""
-        rules = [{**asdict(replace(v, certificate=None)), "rule": rule.to_json()} for rule, v in found.rules]
-        _write(self._file(name), {"counts": found.counts, "rules": rules})
+        rules = [{**asdict(replace(v, certificate=None)), "rule": rule.to_json()} for rule, v in finished.rules]
+        _write(self._file(name), {"counts": finished.counts, "rules": rules})
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"

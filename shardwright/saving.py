@@ -182,7 +182,7 @@ def save(
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "sampler": None if sampler is None else sampler.state_dict(),
             "scaler": None if parallel.scaler is None else parallel.scaler.state_dict(),
-            "groups": {name: options for _, own in kinds for name, options in own.items()},
+            "groups": {name: options for _, by_name in kinds for name, options in by_name.items()},
             "random": _by_rank(states_of(parallel.stream)),
         }
         small = copy.deepcopy(small)  # it is written later, beside further steps
@@ -290,11 +290,11 @@ def _parts(parallel: ParallelModule, moments: Mapping[str, Any], others: Mapping
 def _by_rank(states: Mapping[str, Any]) -> dict[str, Any]:
     """Return the distinct states of all ranks, and the number of each rank's; on rank 0, who writes them."""
     distinct, numbers = list[Mapping[str, Any]](), list[int]()
-    for own in from_all_ranks(states):
-        number = next((n for n, other in enumerate(distinct) if moments.equal(other, own)), len(distinct))
-        distinct += [own] if number == len(distinct) else []
+    for state in from_all_ranks(states):
+        number = next((n for n, other in enumerate(distinct) if moments.equal(other, state)), len(distinct))
+        distinct += [state] if number == len(distinct) else []
         numbers.append(number)
-    return {"all": [dict(own) for own in distinct], "of": numbers}
+    return {"all": [dict(state) for state in distinct], "of": numbers}
 
 
 def _saving_group(timeout_s: float) -> dist.ProcessGroup:
@@ -323,17 +323,17 @@ def _write(
 
 def _then(first: Future[object], do: Callable[[], object]) -> Future[object]:
     """Return the outcome of what is done once a future has its result."""
-    found: Future[object] = Future()
+    future: Future[object] = Future()
 
     def called(done: Future[object]) -> None:
         try:
             done.result()
-            found.set_result(do())
+            future.set_result(do())
         except BaseException as error:  # noqa: BLE001 - raised by `Saving.wait`
-            found.set_exception(error)
+            future.set_exception(error)
 
     first.add_done_callback(called)
-    return found
+    return future
 
 
 def _end(folder: CheckpointFolder, partial: Path, keep: int | None) -> None:
@@ -436,9 +436,9 @@ def _check_given(
     for name, given in (("scheduler", scheduler), ("sampler", sampler)):
         if given is not None and small[name] is None:
             raise CheckpointError(f"{where}: it was saved without a {name}; load it without, or save with one")
-    was, own = about["optimizer"], type(optimizer).__name__
-    if optimizer is not None and was not in (None, own):
-        raise CheckpointError(f"{where}: it was saved with {was}, and this run has {own}; use that, or load without")
+    was, kind = about["optimizer"], type(optimizer).__name__
+    if optimizer is not None and was not in (None, kind):
+        raise CheckpointError(f"{where}: it was saved with {was}, and this run has {kind}; use that, or load without")
     if small["random"] is not None:
         check_states(small["random"]["all"][0])
     elif others is not None:
@@ -459,7 +459,7 @@ def _named(saved: _Kinds, part: str) -> list[str]:
 
 def _all_names(state: Mapping[str, Any]) -> set[str]:
     """Return the names of all ranks: a pipeline stage has its own alone."""
-    return {name for own in from_all_ranks(list(state)) for name in own}
+    return {name for names in from_all_ranks(list(state)) for name in names}
 
 
 def _check_model(
@@ -469,14 +469,14 @@ def _check_model(
 
     `names`, `states`: of the model and the optimizer, on all ranks; no states are compared where none are wanted.
     """
-    found = list(_differences(state, saved))
+    differences = list(_differences(state, saved))
     if states:
         left = (name for name in _named(saved, "optimizer.") if name not in states)
-        found += [f"optimizer {name}: only in the checkpoint" for name in left]
-    found += [f"{name}: only in the checkpoint" for name in _named(saved, "model.") if name not in names]
-    if found:
-        more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        raise CheckpointError(f"{where}: it is of another model or optimizer: {'; '.join(found[:SHOWN])}{more}")
+        differences += [f"optimizer {name}: only in the checkpoint" for name in left]
+    differences += [f"{name}: only in the checkpoint" for name in _named(saved, "model.") if name not in names]
+    if differences:
+        more = f", and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise CheckpointError(f"{where}: it is of another model or optimizer: {'; '.join(differences[:SHOWN])}{more}")
 
 
 def _check_groups(
@@ -489,11 +489,11 @@ def _check_groups(
 def _differences(state: Mapping[str, Any], saved: _Kinds) -> Iterator[str]:
     for part, shown in (("model", ""), ("optimizer", "optimizer ")):
         for name, value in state.get(part, {}).items():
-            own = Kind.of(value) if isinstance(value, Tensor) else None
+            kind = Kind.of(value) if isinstance(value, Tensor) else None
             if (key := f"{part}.{name}") not in saved:
                 yield f"{shown}{name}: not in the checkpoint"
-            elif saved[key] != own:
-                yield f"{shown}{name}: {saved[key] or 'no tensor'} in the checkpoint, {own or 'no tensor'} here"
+            elif saved[key] != kind:
+                yield f"{shown}{name}: {saved[key] or 'no tensor'} in the checkpoint, {kind or 'no tensor'} here"
 
 
 def _read(where: Path, state: dict[str, dict[str, Any]], there: Mapping[str, str]) -> None:
@@ -505,5 +505,5 @@ def _read(where: Path, state: dict[str, dict[str, Any]], there: Mapping[str, str
         state_dict_loader.load(flat, storage_reader=SliceReader(where))
     except _FAILURES as error:
         raise CheckpointError(f"{where}: cannot be loaded: {_reason(error)}") from error
-    for part, own in state.items():
-        own.update({name: flat[there.get(f"{part}.{name}", f"{part}.{name}")] for name in own})
+    for part, values in state.items():
+        values.update({name: flat[there.get(f"{part}.{name}", f"{part}.{name}")] for name in values})

@@ -75,10 +75,10 @@ class Workers:
 
     def events(self, tell: Callable[[], None] = lambda: None) -> Generator[CallEvent]:
         """Yield events until no task is left; `tell` is called now and then. A task that raises ends everything."""
-        told = time.perf_counter()
+        reported_at = time.perf_counter()
         while True:
-            if time.perf_counter() - told > TELL_EVERY_S:
-                told = time.perf_counter()
+            if time.perf_counter() - reported_at > TELL_EVERY_S:
+                reported_at = time.perf_counter()
                 tell()
             self._assign()
             busy = {worker.connection: worker for worker in self._workers if worker.task is not None}

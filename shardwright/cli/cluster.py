@@ -52,7 +52,7 @@ def import_(
             f"{file}: expected text in UTF-8, got other bytes; is it the output of another tool?"
         ) from None
     many = num_hosts(hosts) if hosts is not None else nodes or 1
-    found = imported_cluster(text, str(file), gpu, many, network_gb_per_s)
+    imported = imported_cluster(text, str(file), gpu, many, network_gb_per_s)
     if output is not None:
-        found.save(output)
-    click.echo(found.summary())
+        imported.save(output)
+    click.echo(imported.summary())

@@ -71,10 +71,10 @@ def topologies(topology: str | None, output: Path | None, form: str) -> None:
             raise click.UsageError("--output saves a topology; name one.")
         terminal.show(PresetsReport(PRESETS), form)
         return
-    found = parse_topology(topology)
+    parsed = parse_topology(topology)
     if output is not None:
-        _save(output, write_topology(found))
-    terminal.show(TopologyReport(found), form)
+        _save(output, write_topology(parsed))
+    terminal.show(TopologyReport(parsed), form)
 
 
 @collectives.command(
@@ -121,8 +121,8 @@ def check(file: Path, topology: str | None, root: int, form: str) -> int:
 
     The status is 1 where it does not. Without --topology, the links of an SCCL file are its own.
     """
-    found = _read(file, root)
-    return _show_verdict(str(file), found.form, _verdict(found, topology), form)
+    item = _read(file, root)
+    return _show_verdict(str(file), item.form, _verdict(item, topology), form)
 
 
 @collectives.command(
@@ -177,9 +177,9 @@ def synthesize(
     else:
         num_bytes, hints = _bytes(size or "64M"), None if sketch is None else _sketch(sketch)
         attempts = partial(synthesize, links, collective, num_bytes, root=root, budget_s=time_limit_s, sketch=hints)
-        found = list(within(time_limit_s, attempts))
-        schedules = [_proven(one, links).schedule for one in found[-1:]]
-        report = SynthesisReport(links, collective, num_bytes, found)
+        attempted = list(within(time_limit_s, attempts))
+        schedules = [_proven(one, links).schedule for one in attempted[-1:]]
+        report = SynthesisReport(links, collective, num_bytes, attempted)
     if output is not None and schedules:
         _save(output, write_schedule(schedules[-1]))
     terminal.show(report, form)
@@ -197,12 +197,12 @@ def cost(file: Path, topology: str | None, sizes: tuple[str, ...], form: str) ->
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.reports.collectives import CostReport
 
-    found = _read(file)
-    links = found.topology if topology is None else parse_topology(topology)
-    if not isinstance(found.subject, Schedule) or links is None:
+    item = _read(file)
+    links = item.topology if topology is None else parse_topology(topology)
+    if not isinstance(item.subject, Schedule) or links is None:
         raise click.UsageError("cost needs a schedule and its network; name it by --topology.")
-    _check_ranks(found.subject, links)
-    terminal.show(CostReport(found.subject, links, tuple(map(_bytes, sizes))), form)
+    _check_ranks(item.subject, links)
+    terminal.show(CostReport(item.subject, links, tuple(map(_bytes, sizes))), form)
 
 
 @collectives.command(epilog=examples("collectives run ring.json --bytes 64K --bytes 4M"))
@@ -220,18 +220,18 @@ def run(file: Path, sizes: tuple[str, ...], form: str) -> int:
     from shardwright.reports.collectives import RunReport
     from shardwright.verifier.collectives import verify_schedule
 
-    found = _read(file)
-    if not isinstance(found.subject, Schedule):
+    item = _read(file)
+    if not isinstance(item.subject, Schedule):
         raise click.UsageError("run takes schedules; programs and plans are for their own runtimes.")
-    if found.subject.num_ranks > MOST_LOCAL_RANKS:
+    if item.subject.num_ranks > MOST_LOCAL_RANKS:
         raise ScheduleError(
-            f"{found.subject.name}: {found.subject.num_ranks} ranks on one machine; run at most {MOST_LOCAL_RANKS}"
+            f"{item.subject.name}: {item.subject.num_ranks} ranks on one machine; run at most {MOST_LOCAL_RANKS}"
         )
-    verdict = verify_schedule(found.subject)
+    verdict = verify_schedule(item.subject)
     if not verdict.is_certified:
-        return _show_verdict(str(file), found.form, verdict, form)
-    timings = on_this_machine(found.subject, [_bytes(size) for size in sizes])
-    terminal.show(RunReport(found.subject, timings), form)
+        return _show_verdict(str(file), item.form, verdict, form)
+    timings = on_this_machine(item.subject, [_bytes(size) for size in sizes])
+    terminal.show(RunReport(item.subject, timings), form)
     return 0 if all(timing.is_right for timing in timings) else FINDING
 
 
@@ -257,19 +257,19 @@ def show(file: Path, topology: str | None, steps: int | None, page: Path | None,
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.reports.collectives import ProgramReport, ScheduleReport
 
-    found = _read(file)
-    if isinstance(found.subject, Schedule):
-        links = found.topology if topology is None else parse_topology(topology)
-        _check_ranks(found.subject, links)
+    item = _read(file)
+    if isinstance(item.subject, Schedule):
+        links = item.topology if topology is None else parse_topology(topology)
+        _check_ranks(item.subject, links)
         if page is not None:
-            _write_page(found.subject, links, _bytes(size), page)
+            _write_page(item.subject, links, _bytes(size), page)
             return
-        total = found.subject.num_steps
-        terminal.show(ScheduleReport(found.subject, links, range(total)[:steps]), form)
+        total = item.subject.num_steps
+        terminal.show(ScheduleReport(item.subject, links, range(total)[:steps]), form)
     elif page is not None:
         raise click.UsageError("--page draws schedules; a program or plan has no links of its own.")
     else:
-        terminal.show(ProgramReport(found.subject, range(found.subject.num_ranks)[:steps]), form)
+        terminal.show(ProgramReport(item.subject, range(item.subject.num_ranks)[:steps]), form)
 
 
 @collectives.command(
@@ -319,14 +319,14 @@ def _write_page(schedule: Schedule, links: Topology | None, num_bytes: int, page
     click.echo(page)
 
 
-def _proven(found: _Proven, links: Topology) -> _Proven:
+def _proven(proven: _Proven, links: Topology) -> _Proven:
     """Return what a search has found, once it is proven."""
     from shardwright.verifier.collectives import verify_schedule
 
-    verdict = verify_schedule(found.schedule, links)
+    verdict = verify_schedule(proven.schedule, links)
     if not verdict.is_certified:
-        raise ScheduleError(f"{found.schedule.name}: {verdict.refusals[0]}")
-    return found
+        raise ScheduleError(f"{proven.schedule.name}: {verdict.refusals[0]}")
+    return proven
 
 
 def _sketch(path: Path) -> Sketch:
@@ -370,20 +370,20 @@ def _read(file: Path, root: int = 0) -> anyfile.Found:
     from shardwright.pcg.collectives.files.anyfile import read_collective
     from shardwright.pcg.collectives.program import Program
 
-    found = read_collective(file)
-    return found._replace(subject=replace(found.subject, root=root)) if isinstance(found.subject, Program) else found
+    item = read_collective(file)
+    return item._replace(subject=replace(item.subject, root=root)) if isinstance(item.subject, Program) else item
 
 
-def _verdict(found: anyfile.Found, topology: str | None) -> ScheduleVerdict:
+def _verdict(item: anyfile.Found, topology: str | None) -> ScheduleVerdict:
     from shardwright.pcg.collectives.program import Program
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.verifier.collectives import verify_plan, verify_program, verify_schedule
 
-    if isinstance(found.subject, Schedule):
-        return verify_schedule(found.subject, found.topology if topology is None else parse_topology(topology))
+    if isinstance(item.subject, Schedule):
+        return verify_schedule(item.subject, item.topology if topology is None else parse_topology(topology))
     if topology is not None:
         raise click.UsageError("--topology is for schedules; a program's messages have no links of their own.")
-    return verify_program(found.subject) if isinstance(found.subject, Program) else verify_plan(found.subject)
+    return verify_program(item.subject) if isinstance(item.subject, Program) else verify_plan(item.subject)
 
 
 def _program(subject: Schedule | Program | Plan, in_place: bool, channels: int) -> Program:

@@ -26,32 +26,34 @@ from shardwright.searching import best_of, check_devices
 
 def plan_of_config(request: Request, cluster: Cluster, progress: Progress, **options: Unpack[PlanWords]) -> Plan:
     """Return the best plan of a config's model, as `shardwright.plan` does for the model itself."""
-    asked = PlanOptions.of(**options)
-    check_devices(asked, cluster)
-    model = _Model(request, asked, progress)
-    return best_of(model.traced, cluster, certified_by(asked.rules, progress), asked, progress)[0]
+    plan_request = PlanOptions.of(**options)
+    check_devices(plan_request, cluster)
+    model = _Model(request, plan_request, progress)
+    return best_of(model.traced, cluster, certified_by(plan_request.rules, progress), plan_request, progress)[0]
 
 
 class _Model:
     """The model that a request names, which is only built where no capture of it is kept."""
 
-    def __init__(self, request: Request, asked: PlanOptions, progress: Progress) -> None:
-        self.request, self.asked, self.progress = request, asked, progress
+    def __init__(self, request: Request, options: PlanOptions, progress: Progress) -> None:
+        self.request, self.asked, self.progress = request, options, progress
 
     def traced(self, precision: PrecisionMode | None) -> Traced:
         """Return the captured model, as it was kept or anew."""
         key = self._key(precision)
-        found = None if key is None else find_trace(key)
-        if found is None:
-            found = self._captured(precision)
+        traced = None if key is None else find_trace(key)
+        if traced is None:
+            traced = self._captured(precision)
             if key is not None:
-                keep_trace(key, found)
-        return found
+                keep_trace(key, traced)
+        return traced
 
     def _captured(self, precision: PrecisionMode | None) -> Traced:
-        own, asked = self._loaded, self.asked
-        captured = captured_for(own.model, own.args, own.kwargs, asked, self.progress, precision, asked.statistics)
-        return Traced(type(own.model).__name__, captured.graph, captured.precision, captured.per_microbatch)
+        loaded, options = self._loaded, self.asked
+        captured = captured_for(
+            loaded.model, loaded.args, loaded.kwargs, options, self.progress, precision, options.statistics
+        )
+        return Traced(type(loaded.model).__name__, captured.graph, captured.precision, captured.per_microbatch)
 
     @cached_property
     def _loaded(self) -> Loaded:
@@ -59,13 +61,13 @@ class _Model:
 
     def _key(self, precision: PrecisionMode | None) -> str | None:
         """Return the name of the capture's file; None where the config cannot be read, which loading it explains."""
-        asked, path = self.asked, Path(str(self.request.hf_config))
+        plan_options, path = self.asked, Path(str(self.request.hf_config))
         try:
             config = path.read_bytes()
             library = _transformers()
         except (OSError, LookupError, PackageNotFoundError):
             return None
-        options = precision, asked.statistics, asked.strict, sorted(asked.foreign.items())
+        options = precision, plan_options.statistics, plan_options.strict, sorted(plan_options.foreign.items())
         return trace_key((config, library, astuple(self.request)[2:], options))
 
 

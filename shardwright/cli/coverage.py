@@ -44,12 +44,12 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
     with terminal.progress("coverage") as progress:
         certified = Certified.of_file(file, progress, jury(progress)) if file else Certified()
         rules = certified.by_name()
-        found = Coverage.of(certified)
+        coverage_so_far = Coverage.of(certified)
         for name, graph in _graphs(specs, progress):
             for cluster in places:
                 progress(f"planning {name} for {cluster.name}")
-                found.plan(name, graph, cluster, certified, rules)
-    terminal.show(CoverageReport(found, most), form)
+                coverage_so_far.plan(name, graph, cluster, certified, rules)
+    terminal.show(CoverageReport(coverage_so_far, most), form)
 
 
 def _graphs(specs: tuple[str, ...], progress: Progress) -> Iterator[tuple[str, Graph]]:

@@ -91,12 +91,12 @@ class DryRunReport(Report):
         return [Paragraph(title, lines), self._sent(), self._memory()]
 
     def _sent(self) -> Paragraph:
-        predicted, found = totals(self.messages), totals(self.run.messages)
+        predicted, run_totals = totals(self.messages), totals(self.run.messages)
         rows = [
-            (*key, *(str(side.get(key, (0, 0))[0]) for side in (predicted, found)),
-             *(size(side.get(key, (0, 0))[1]) for side in (predicted, found)),
+            (*key, *(str(side.get(key, (0, 0))[0]) for side in (predicted, run_totals)),
+             *(size(side.get(key, (0, 0))[1]) for side in (predicted, run_totals)),
              "ok" if self._equal(key) else "OFF")
-            for key in sorted({*predicted, *found})
+            for key in sorted({*predicted, *run_totals})
         ]  # fmt: skip
         columns = ("collective", "axis", "of", ">predicted", ">dry run", ">predicted", ">dry run", "")
         lines = ["what a rank sends in a step; bytes are those of the whole tensor of a group"]
@@ -145,11 +145,11 @@ class DryRunReport(Report):
 
 def totals(messages: Mapping[Message, int]) -> dict[_Key, tuple[int, int]]:
     """Return the number and the total bytes of each collective along each axis, by the kind of data."""
-    found: dict[_Key, tuple[int, int]] = {}
+    by_key: dict[_Key, tuple[int, int]] = {}
     for message, times in messages.items():
-        count, total = found.get(_key(message), (0, 0))
-        found[_key(message)] = count + times, total + times * message.num_bytes
-    return found
+        count, total = by_key.get(_key(message), (0, 0))
+        by_key[_key(message)] = count + times, total + times * message.num_bytes
+    return by_key
 
 
 def _key(message: Message) -> _Key:

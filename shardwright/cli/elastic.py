@@ -89,7 +89,7 @@ class Agent(LocalElasticAgent):
         if self._remaining_restarts:
             rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
             left = self._remaining_restarts - 1
-            tell(f"{told(rank, failure)}; all ranks start again, at most {left} time{'s' * (left != 1)} more")
+            tell(f"{failure_text(rank, failure)}; all ranks start again, at most {left} time{'s' * (left != 1)} more")
         return result
 
     def _leave(self, status: int) -> NoReturn:
@@ -98,12 +98,12 @@ class Agent(LocalElasticAgent):
         raise MadeRoom(self._asked, status)
 
 
-def told(rank: int, failure: ProcessFailure) -> str:
+def failure_text(rank: int, failure: ProcessFailure) -> str:
     """Return how a rank ended, in words."""
     if failure.exitcode < 0:
         return f"rank {rank} was ended by {failure.signal_name()}"
-    own = failure.message if failure.error_file_data.get("message") == failure.message else ""
-    return f"rank {rank} ended with status {failure.exitcode}" if not own else f"rank {rank}: {own}"
+    message = failure.message if failure.error_file_data.get("message") == failure.message else ""
+    return f"rank {rank} ended with status {failure.exitcode}" if not message else f"rank {rank}: {message}"
 
 
 def tell(text: str) -> None:
@@ -129,7 +129,7 @@ def main() -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
-            tell(told(rank, failure))
+            tell(failure_text(rank, failure))
             sys.exit(ENVIRONMENT)
         sys.exit(AGAIN if failure.exitcode == AGAIN else FINDING)
     except MadeRoom as left:

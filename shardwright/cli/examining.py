@@ -29,7 +29,7 @@ class Check(NamedTuple):
 
     name: str
     outcome: Outcome
-    found: str
+    text: str
     to_do: str = ""
 
 
@@ -60,15 +60,15 @@ def _python() -> Check:
 def _torch() -> Check:
     try:
         import_module("torch")  # one that is installed may fail to load
-        found = version("torch")
+        installed = version("torch")
     except (PackageNotFoundError, ImportError, OSError) as error:
         return Check("torch", "failure", f"cannot be imported: {error}", f"pip install 'torch>={versions.TESTED[0]}'")
     if newer := versions.newer_than_tested():
-        return Check("torch", "finding", found, newer)
-    if any(versions.release(found) == versions.release(tested) for tested in versions.TESTED):
-        return Check("torch", "ok", found)
+        return Check("torch", "finding", installed, newer)
+    if any(versions.release(installed) == versions.release(tested) for tested in versions.TESTED):
+        return Check("torch", "ok", installed)
     tested = " and ".join(versions.TESTED)
-    return Check("torch", "finding", found, f"Shardwright is tested with torch {tested}; install one of them")
+    return Check("torch", "finding", installed, f"Shardwright is tested with torch {tested}; install one of them")
 
 
 def _processors() -> Check:
@@ -92,10 +92,10 @@ def _backends() -> Check:
 
     there = [name for name, has in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if has]
     wanted = {"gloo", *(["nccl"] if torch.cuda.is_available() else [])} - {*there}
-    found = f"{', '.join(there) or 'none'}"
+    names = f"{', '.join(there) or 'none'}"
     if not dist.is_available() or "gloo" in wanted:
-        return Check("backends", "failure", found, "install a torch that is built with gloo")
-    return Check("backends", "finding" if wanted else "ok", found, "GPUs need a torch with NCCL" if wanted else "")
+        return Check("backends", "failure", names, "install a torch that is built with gloo")
+    return Check("backends", "finding" if wanted else "ok", names, "GPUs need a torch with NCCL" if wanted else "")
 
 
 def _solver() -> Check:
@@ -118,11 +118,11 @@ def _cache() -> Check:
 
 def _calibrations() -> Check:
     here, numbers = device_name(), range(1, MOST_RANKS + 1)
-    found = [n for n in numbers if saved_cluster(n, here) or cache_path(n, kind="cuda").exists()]
-    if not found:
+    calibrated = [n for n in numbers if saved_cluster(n, here) or cache_path(n, kind="cuda").exists()]
+    if not calibrated:
         return Check("calibrations", "note", "none of this machine: its clusters have built-in figures",
                      "shardwright calibrate 2 measures two ranks")  # fmt: skip
-    return Check("calibrations", "ok", f"of {', '.join(map(str, found))} ranks")
+    return Check("calibrations", "ok", f"of {', '.join(map(str, calibrated))} ranks")
 
 
 def _ranks(timeout_s: float) -> Check:
@@ -139,12 +139,12 @@ def _ranks(timeout_s: float) -> Check:
     try:
         sums = run_ranks(add_up, 2, timeout_s)
     except Exception as error:  # noqa: BLE001 - sockets, forks, limits: it is told, whatever it is
-        told = str(error).strip() or type(error).__name__
-        return Check("two ranks", "failure", told.splitlines()[-1],
+        text = str(error).strip() or type(error).__name__
+        return Check("two ranks", "failure", text.splitlines()[-1],
                      "a firewall, or a limit of processes or shared memory, may be in the way")  # fmt: skip
     good = sums == [3.0, 3.0]
-    told = "an all-reduce over gloo gives the sum" if good else f"an all-reduce over gloo gave {sums}, not 3"
-    return Check("two ranks", "ok" if good else "failure", told)
+    text = "an all-reduce over gloo gives the sum" if good else f"an all-reduce over gloo gave {sums}, not 3"
+    return Check("two ranks", "ok" if good else "failure", text)
 
 
 class DoctorReport(Report):
@@ -165,7 +165,7 @@ class DoctorReport(Report):
         return "something should be mended" if self.has("finding") else "everything works"
 
     def paragraphs(self) -> list[Paragraph]:
-        rows = [(check.name, check.outcome, check.found, check.to_do) for check in self.checks]
+        rows = [(check.name, check.outcome, check.text, check.to_do) for check in self.checks]
         shown = (
             ("check", "is", "found", "to do") if any(check.to_do for check in self.checks) else ("check", "is", "found")
         )

@@ -54,7 +54,7 @@ from shardwright.pcg.step.recompute import OFFLOAD, RECOMPUTE
 @click.option(
     "--by-hand", is_flag=True, help="What to set in FSDP2 and in torchtitan for the best plan by hand that fits."
 )
-@click.option("--recompute", "again", is_flag=True,
+@click.option("--recompute", "recompute", is_flag=True,
               help="All that backward computes again, as `recompute=` and --recompute take it.")  # fmt: skip
 @click.option("--offload", "away", is_flag=True,
               help="All that waits for backward on the host, as `offload=` and --offload take it.")  # fmt: skip
@@ -71,7 +71,7 @@ def explain(
     strategies: tuple[str, ...],
     changes: Mapping[str, str] | None,
     by_hand: bool,
-    again: bool,
+    recompute: bool,
     away: bool,
     formula: bool,
     output: Path | None,
@@ -89,19 +89,21 @@ def explain(
         "--find": name,
         "--memory": memory or None,
         "--by-hand": by_hand or None,
-        "--recompute": again or None,
+        "--recompute": recompute or None,
         "--offload": away or None,
         "--formula": formula or None,
         "--why-not": strategies or None,
         "--what-if": changes,
     }
-    asked = [option for option, given in questions.items() if given is not None]
-    if len(asked) > 1 or len(strategies) > 1:
+    given_options = [option for option, given in questions.items() if given is not None]
+    if len(given_options) > 1 or len(strategies) > 1:
         raise click.UsageError(
             f"{', '.join(list(questions)[:-1])} and --what-if are questions of their own; ask one at a time"
         )
-    if asked and depth is not None:
-        raise click.UsageError(f"--depth is of the tree of modules, and {asked[0]} prints none; leave one of them out")
+    if given_options and depth is not None:
+        raise click.UsageError(
+            f"--depth is of the tree of modules, and {given_options[0]} prints none; leave one of them out"
+        )
     strategy = next(iter(strategies), None)
     if (model or hf_config) and strategy is None and changes is None:
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
@@ -111,15 +113,15 @@ def explain(
 
         target = target_beside(plan_file, output, ".answer.json", "the answer") if output else None
         plan = facts_to_show(plan_file).plan
-        own = (
+        answer = (
             what_if(plan, changes or {}, model, hf_config)
             if strategy is None
             else why_not(plan, strategy, model, hf_config)
         )
         if target:
-            Answer.of(own, plan).save(target)
+            Answer.of(answer, plan).save(target)
             terminal.note(f"saved {target}; look at it with: shardwright view {plan_file} --answer {target}")
-        terminal.show(own, form)
+        terminal.show(answer, form)
         return 0
     if output is not None:
         raise click.UsageError("-o keeps an answer of --why-not or --what-if; explain prints everything else")
@@ -135,11 +137,11 @@ def explain(
         facts = facts_to_show(plan_file)
         terminal.show(ByHandReport(facts.plan), form)
         return status_of(facts.plan)
-    if again or away:
+    if recompute or away:
         from shardwright.reports.running import text_of
 
         facts = facts_to_show(plan_file)
-        click.echo(text_of(facts.plan, RECOMPUTE if again else OFFLOAD))
+        click.echo(text_of(facts.plan, RECOMPUTE if recompute else OFFLOAD))
         return status_of(facts.plan)
     if formula:
         from shardwright.reports.formula import FormulaReport

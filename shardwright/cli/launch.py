@@ -75,8 +75,8 @@ def launch(
     per_node = per_node or plans[-1].cluster.per_machine
     is_model = ":" in target
     options = {"checkpoints": checkpoints, "steps": steps}
-    if not is_model and (own := [f"--{name}" for name, value in options.items() if value is not None]):
-        raise ShardwrightError(f"launch: {own[0]} goes with FILE.py:FUNCTION; a script has its own, after --")
+    if not is_model and (model_options := [f"--{name}" for name, value in options.items() if value is not None]):
+        raise ShardwrightError(f"launch: {model_options[0]} goes with FILE.py:FUNCTION; a script has its own, after --")
     words = {"plan": plan_path, **options} if is_model else {}
     job = Launched(
         name=_name_of(target) if name is None else _checked_name(name),

@@ -38,13 +38,13 @@ def measure(parallel: ParallelModule, step: Callable[[], object], num_steps: int
         if cuda:
             torch.cuda.synchronize()
     whole_s = (time.perf_counter() - start) / num_steps
-    own = {key: us / 1e6 / num_steps for key, us in by_place(profiled.events() or (), cuda=cuda).items()}
+    by_place_s = {key: us / 1e6 / num_steps for key, us in by_place(profiled.events() or (), cuda=cuda).items()}
     every: list[Any] = [None] * dist.get_world_size()
     with waiting("the gathering of measurements", parallel.ranks.timeout_s):
-        dist.all_gather_object(every, (own, whole_s))
+        dist.all_gather_object(every, (by_place_s, whole_s))
     total = defaultdict[Key, float](float)
-    for found, _ in every:
-        for key, seconds in found.items():
+    for places, _ in every:
+        for key, seconds in places.items():
             total[key] += seconds / len(every)
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
@@ -58,15 +58,15 @@ def measure(parallel: ParallelModule, step: Callable[[], object], num_steps: int
 
 def by_place(events: Iterable[FunctionEvent], *, cuda: bool) -> dict[Key, float]:
     """Return microseconds of events by place. An event of backward is for the operator whose number it has."""
-    own = [(event, list(_around(event))) for event in events if event.device_type.name == "CPU"]
+    on_cpu = [(event, list(_around(event))) for event in events if event.device_type.name == "CPU"]
     forward = dict[int, tuple[str, str]]()
-    for event, around in own:
+    for event, around in on_cpu:
         if event.sequence_nr >= 0 and not any(e.name.startswith(_BACKWARD) for e in around):
             block, place = _marked(around)
             if place:
                 forward.setdefault(event.sequence_nr, (block, place))
     total = defaultdict[Key, float](float)
-    for event, around in own:
+    for event, around in on_cpu:
         total[_key(around, forward)] += event.self_device_time_total if cuda else event.self_cpu_time_total
     return total
 
@@ -88,10 +88,10 @@ def _key(around: list[FunctionEvent], forward: dict[int, tuple[str, str]]) -> Ke
 
 def _around(event: FunctionEvent) -> Iterator[FunctionEvent]:
     """Yield the event, and the events around it, from the inside."""
-    found: FunctionEvent | None = event
-    while found is not None:
-        yield found
-        found = found.cpu_parent
+    parent: FunctionEvent | None = event
+    while parent is not None:
+        yield parent
+        parent = parent.cpu_parent
 
 
 def _marked(around: Iterable[FunctionEvent]) -> tuple[str, str]:

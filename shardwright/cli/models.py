@@ -80,15 +80,15 @@ def load_model(spec: str) -> Loaded:
 
 def functions(path: str) -> list[str]:
     """Return the public functions that a file defines; raise `ShardwrightError` where there are none."""
-    found = _offered(_import_file(Path(path), path), inspect.isfunction)
-    if not found:
+    names = _offered(_import_file(Path(path), path), inspect.isfunction)
+    if not names:
         raise ShardwrightError(f"model {path!r}: the file has no function that could return (model, batch)")
-    return found
+    return names
 
 
 def _offered(module: ModuleType, kind: Callable[[object], bool]) -> list[str]:
-    own = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and kind(v))
-    return [n for n in own if not n.startswith("_")]
+    names = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and kind(v))
+    return [n for n in names if not n.startswith("_")]
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
@@ -97,13 +97,13 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as for a script: files beside it can be imported
-    found = importlib.util.spec_from_file_location(f"_shardwright_model_{path.stem}", path)
-    if found is None or found.loader is None:
+    module_spec = importlib.util.spec_from_file_location(f"_shardwright_model_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
         raise ShardwrightError(f"model {spec!r}: {path} is no Python file; its name should end in .py")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses and pickle look it up there
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and pickle look it up there
     try:
-        found.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except Exception as error:
         raise ShardwrightError(f"model {spec!r}: {_where(error, str(path))}") from error
     return module

@@ -182,13 +182,15 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
     )  # fmt: skip
     with _seeded(plan):
         loss = parallel.forward_backward(**batch)
-    own = replace(reference, gradients=_held(reference.gradients, parallel), buffers=_held(reference.buffers, parallel))
-    return compare(_taken(parallel, loss), own, torch.equal(torch.get_rng_state(), state))
+    expected = replace(
+        reference, gradients=_held(reference.gradients, parallel), buffers=_held(reference.buffers, parallel)
+    )
+    return compare(_taken(parallel, loss), expected, torch.equal(torch.get_rng_state(), state))
 
 
 def _held(values: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Return the values that this pipeline stage has."""
-    names = {name for found in (model.named_parameters, model.named_buffers) for name, _ in found()}
+    names = {name for named in (model.named_parameters, model.named_buffers) for name, _ in named()}
     return {name: value for name, value in values.items() if name in names}
 
 
@@ -214,13 +216,13 @@ def compare(step: TrainingStep, reference: TrainingStep, same_random_state: bool
     )
 
 
-def _distances(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], floor: float) -> dict[str, float]:
+def _distances(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], floor: float) -> dict[str, float]:
     distances: dict[str, float] = {}
-    for name in {**expected, **found}:
-        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+    for name in {**expected, **actual}:
+        if name not in actual or name not in expected or actual[name].shape != expected[name].shape:
             distances[name] = math.inf
             continue
-        x, y = found[name].double(), expected[name].double()
+        x, y = actual[name].double(), expected[name].double()
         difference = float((x - y).norm())
         distances[name] = _number(difference / max(float(y.norm()), floor)) if difference else 0.0
     return distances
@@ -244,4 +246,6 @@ def _worst_of(ranks: list[Errors], reference: TrainingStep) -> Errors:
 def _worst(ranks: Sequence[Mapping[str, float]], expected: Iterable[str]) -> dict[str, float]:
     """Return the worst error by name, over the ranks that have it; infinity if no rank has it."""
     names = dict.fromkeys(chain(expected, *ranks))
-    return {name: max((own[name] for own in ranks if name in own), default=math.inf) for name in names}
+    return {
+        name: max((distances[name] for distances in ranks if name in distances), default=math.inf) for name in names
+    }

@@ -126,8 +126,8 @@ def cluster_option(command: Command) -> Command:
 
     @wraps(command)
     def on_cluster(*args: Any, cluster: Cluster, collectives: str | None, **words: Any) -> Any:  # noqa: ANN401
-        own = cluster if collectives is None else cluster.with_schedules(collectives)
-        return command(*args, cluster=own, **words)
+        chosen = cluster if collectives is None else cluster.with_schedules(collectives)
+        return command(*args, cluster=chosen, **words)
 
     named = click.option(
         "--cluster", type=parse_cluster, metavar="CLUSTER", default="local:2", show_default=True, help=CLUSTER_HELP
@@ -196,9 +196,9 @@ def parse_reduce_dtype(text: str) -> str:
 
 def parse_encodings(text: str) -> EncodingsLike:
     """Return what `auto`, `int8,int4` or `weights=int8,gradients=int4` says."""
-    found = parse(text)
-    allowed(found)
-    return found
+    encodings = parse(text)
+    allowed(encodings)
+    return encodings
 
 
 def parse_sent(text: str) -> Encodings:

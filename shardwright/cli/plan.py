@@ -61,8 +61,10 @@ def _saved_for_each(folder: Path, plans: Sequence[Plan], form: str) -> int:
     for file, plan in saved.items():
         plan.save(file)
         if plan.idle is not None and plan.idle.reason:
-            asked = plan.cluster.num_devices + plan.idle.num_devices
-            terminal.note(f"{file}: of {asked} ranks, the best plan leaves {plan.idle.num_devices} idle; start fewer")
+            num_devices = plan.cluster.num_devices + plan.idle.num_devices
+            terminal.note(
+                f"{file}: of {num_devices} ranks, the best plan leaves {plan.idle.num_devices} idle; start fewer"
+            )
     terminal.note(f"saved {', '.join(saved)}; run them with: shardwright run ... --plan {folder}")
     terminal.show(ComparisonReport(saved), form)
     return status_of(*plans)
@@ -128,16 +130,16 @@ def plan(
             )  # fmt: skip
         if parts and output:
             return _saved_for_each(output, [planned(part) for part in parts], form)
-        found = planned(cluster)
+        best_plan = planned(cluster)
     if output is not None:
-        found.save(output)
+        best_plan.save(output)
         terminal.note(
             f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
         )
     if form == "json":
-        terminal.show_json(found.to_json())
+        terminal.show_json(best_plan.to_json())
     else:
         from shardwright.reports.plan import PlanReport
 
-        terminal.show(PlanReport(found), form)
-    return status_of(found)
+        terminal.show(PlanReport(best_plan), form)
+    return status_of(best_plan)

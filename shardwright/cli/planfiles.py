@@ -49,10 +49,10 @@ def target_beside(plan_file: Path, output: Path | None, suffix: str, what: str) 
     return target
 
 
-def warn(plan_file: Path, told: str) -> None:
-    """Warn about a plan file, unless `told` is ""."""
-    if told:
-        terminal.note(f"warning: {plan_file}: {told}")
+def warn(plan_file: Path, warning: str) -> None:
+    """Warn about a plan file, unless it is ""."""
+    if warning:
+        terminal.note(f"warning: {plan_file}: {warning}")
 
 
 def load_with_its_cluster(plan_file: Path, cluster: Cluster) -> Plan:
@@ -87,7 +87,7 @@ def status_of(*plans: Plan) -> int:
 
 def status_said(*unfit: str) -> int:
     """Return the same status from the messages on plans that do not fit; "" for a plan that does."""
-    told = list(filter(None, unfit))
-    for problem in told:
+    problems = list(filter(None, unfit))
+    for problem in problems:
         terminal.note(f"error: {problem}")
-    return INFEASIBLE if told else 0
+    return INFEASIBLE if problems else 0

@@ -45,14 +45,14 @@ def profile(plan_file: Path, model: str, output: Path | None, steps: int, seed: 
     refuse_remote(plan.cluster, "profile")
     refuse_missing(plan.cluster, "profile", plan.cluster.num_devices)
     with tempfile.TemporaryDirectory(prefix="shardwright-profile-") as folder:
-        found = Path(folder) / "profile.json"
-        own = {"plan": str(plan_file), "steps": 8, "profile": str(found), "profiled_steps": steps}
-        asked, start = {"model": model, "seed": seed}, Start.local(plan.cluster.num_devices)
-        if status := train_on_ranks(asked, start, None, Path(folder), own, quiet=True):
+        profile_file = Path(folder) / "profile.json"
+        settings = {"plan": str(plan_file), "steps": 8, "profile": str(profile_file), "profiled_steps": steps}
+        model_words, start = {"model": model, "seed": seed}, Start.local(plan.cluster.num_devices)
+        if status := train_on_ranks(model_words, start, None, Path(folder), settings, quiet=True):
             return status
-        told = json.loads(found.read_text(encoding="utf-8"))
+        measurements = json.loads(profile_file.read_text(encoding="utf-8"))
     about = {"model": plan.model, "fingerprint": plan.fingerprint, "mesh": str(plan.mesh)}
-    measured = Profile.from_json({"format": FORMAT, "version": VERSION, **about, **told}, "profile")
+    measured = Profile.from_json({"format": FORMAT, "version": VERSION, **about, **measurements}, "profile")
     measured.save(target)
     terminal.note(f"saved {target}; look at it with: shardwright view {plan_file} --profile {target}")
     terminal.show(ProfileReport(facts, measured), form)

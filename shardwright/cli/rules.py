@@ -72,8 +72,8 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
     with terminal.progress("generate") as progress:
         progress("loading the generator")
         chosen = tuple(sorted({op.strip() for op in operators.split(",") if op.strip()}))
-        found = run(output, Settings(max_ops, seed, chosen, whole=not chosen), jobs, progress)
-    terminal.show(found, form)
+        generated = run(output, Settings(max_ops, seed, chosen, whole=not chosen), jobs, progress)
+    terminal.show(generated, form)
 
 
 @rules.command(
@@ -100,9 +100,9 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
 
     with terminal.progress("verify") as progress:
         progress("reading the rules")
-        found = run(_read(file), jobs, progress, base=base, limit_s=limit)
-    terminal.show(found, form)
-    return 0 if found.passed else 1
+        judgement = run(_read(file), jobs, progress, base=base, limit_s=limit)
+    terminal.show(judgement, form)
+    return 0 if judgement.passed else 1
 
 
 @rules.command(
@@ -125,17 +125,17 @@ def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minim
     from shardwright.substitutions.rules.rules import kind_of
     from shardwright.verifier.store import Verdicts
 
-    found = _read(file)
-    _note_malformed(found)
+    rule_file = _read(file)
+    _note_malformed(rule_file)
     chosen = [
         (entry, rule)
-        for entry, rule in found.good
+        for entry, rule in rule_file.good
         if (kind is None or kind_of(rule) == kind)
         and operators(rule).issuperset(wanted)
         and not (minimal and entry.note.implied_by)
         and text.lower() in f"{rule.name} {rule.equation}".lower()
     ]
-    terminal.show(RuleListReport(found, chosen, Verdicts.here()), form)
+    terminal.show(RuleListReport(rule_file, chosen, Verdicts.here()), form)
 
 
 @rules.command(
@@ -157,10 +157,10 @@ def show(name: str, file: Path | None, form: str) -> None:
     from shardwright.reports.rules import RuleReport
     from shardwright.verifier.store import Verdicts
 
-    found = _read(file)
-    entry = found.named(name)
+    rule_file = _read(file)
+    entry = rule_file.named(name)
     if entry.rule is None:
-        raise RuleError(f"{found.path}: {entry.where}: {entry.problem}")
+        raise RuleError(f"{rule_file.path}: {entry.where}: {entry.problem}")
     terminal.show(RuleReport(entry, entry.rule, Verdicts.here()), form)
 
 
@@ -171,9 +171,9 @@ def _read(file: Path | None) -> RuleFile:
     return read_rules(file or SHIPPED)
 
 
-def _note_malformed(found: RuleFile) -> None:
-    for entry in found.malformed:
-        terminal.note(f"{found.path}: {entry.where}: {entry.problem}")
+def _note_malformed(rule_file: RuleFile) -> None:
+    for entry in rule_file.malformed:
+        terminal.note(f"{rule_file.path}: {entry.where}: {entry.problem}")
 
 
 rules.add_command(coverage)

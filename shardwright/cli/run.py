@@ -111,8 +111,8 @@ def run(
     if unfit := [plan for plan in plans if plan.prediction.memory.total_bytes > plan.prediction.device_bytes]:
         return status_of(*unfit)
     target = None if start.is_sized and not is_given("cluster") else cluster
-    for own in [plan.cluster for plan in plans] or filter(None, [target]):
-        _check(own, start)
+    for each in [plan.cluster for plan in plans] or filter(None, [target]):
+        _check(each, start)
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         if model["hf_config"] is not None or ":" in (model["model"] or ""):
             values = {
@@ -129,9 +129,9 @@ def run(
             )
         if plan_file is not None:
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
-        own = {**options, **({"check_capture": check_capture} if check_capture != "first" else {})}
-        own |= {"weights": weights} if weights else {}
-        for name in own:
+        each = {**options, **({"check_capture": check_capture} if check_capture != "first" else {})}
+        each |= {"weights": weights} if weights else {}
+        for name in each:
             terminal.note(f"{name} is the script's own business: pass it to shardwright.compile({name}=...)")
         if checkpoints is not None:
             terminal.note("--checkpoints is the script's own business: call shardwright.load and shardwright.save")
@@ -187,11 +187,15 @@ def train_on_ranks(
     files that ranks read. `quiet`: the ranks' output goes to stderr.
     """
     settings, cluster_file = folder / "settings.json", folder / "cluster.json"
-    own = {**DEFAULTS, **values, "model": {name: str(v) if isinstance(v, Path) else v for name, v in model.items()}}
+    settings_of_run = {
+        **DEFAULTS,
+        **values,
+        "model": {name: str(v) if isinstance(v, Path) else v for name, v in model.items()},
+    }
     if cluster is not None:
         cluster.save(cluster_file)
-        own["cluster"] = str(cluster_file)
-    settings.write_text(json.dumps(own), encoding="utf-8")
+        settings_of_run["cluster"] = str(cluster_file)
+    settings.write_text(json.dumps(settings_of_run), encoding="utf-8")
     status = launch(["-m", "shardwright.cli.train", str(settings)], start, quiet=quiet)
     return status and (_told(folder) or status)
 
@@ -222,10 +226,10 @@ def passed_on(process: subprocess.Popen[bytes]) -> Generator[None]:
 def _told(folder: Path) -> int:
     """Print the errors of ranks, each message once; return the exit status, 0 where no rank left a message."""
     failures = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(FAILURES))]
-    told = list[str]()
+    messages = list[str]()
     for failure in failures:
-        if not any(text in failure["message"] for text in told):
-            told.append(failure["message"])
+        if not any(text in failure["message"] for text in messages):
+            messages.append(failure["message"])
             terminal.note(f"error: {failure['message']}")
     statuses = (failure["status"] for failure in failures)  # ranks that only lost another one end with the highest
     return min(statuses, default=0)
@@ -236,11 +240,11 @@ def environment(start: Start) -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent.parent)
     from shardwright.cost.clusters.cluster import threads_per_rank
 
-    found = {"OMP_NUM_THREADS": str(threads_per_rank(start.per_node)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    variables = {"OMP_NUM_THREADS": str(threads_per_rank(start.per_node)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if start.nodes[-1] == 1 and any(name == "lo" for _, name in socket.if_nameindex()):
-        found["GLOO_SOCKET_IFNAME"] = "lo"
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), root]))
-    return {**found, **os.environ, "PYTHONPATH": path}
+    return {**variables, **os.environ, "PYTHONPATH": path}
 
 
 def refuse_missing(cluster: Cluster, command: str, wanted: int) -> None:
@@ -249,11 +253,11 @@ def refuse_missing(cluster: Cluster, command: str, wanted: int) -> None:
         return
     import torch
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found < wanted:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus < wanted:
         what = f"{cluster.name} has {wanted} ({cluster.device.name})"
         raise MachineError(
-            f"{command} starts ranks on this machine, which has {found} GPUs, and {what}; plan for it with "
+            f"{command} starts ranks on this machine, which has {num_gpus} GPUs, and {what}; plan for it with "
             f"`shardwright plan`, or run on CPU ranks with --cluster local:{min(wanted, 4)}"
         )
 

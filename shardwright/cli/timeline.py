@@ -104,13 +104,13 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     run = _execution(ways, plan.execution)
     if cluster is not None:
         plan = moved(plan, cluster)
-    found = plan_timeline(plan, run)
+    simulated = plan_timeline(plan, run)
     if trace_file is not None:
-        write_whole(trace_file, json.dumps(step_trace(plan, found)) + "\n", "the trace", PlanError)
-    terminal.show(TimelineReport(replace(plan, execution=run), found), form)
+        write_whole(trace_file, json.dumps(step_trace(plan, simulated)) + "\n", "the trace", PlanError)
+    terminal.show(TimelineReport(replace(plan, execution=run), simulated), form)
 
 
-def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
+def _execution(ways: Mapping[str, Any], execution: Execution) -> Execution:
     """Return the plan's own execution with the options' changes; errors on contradictions name the options."""
     from shardwright.pcg.checks import FieldError
 
@@ -120,7 +120,7 @@ def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
     if given.keys() & {"num_stages", "chunks_per_stage"}:
         given = {"stage_sizes": (), **given, "split": ()}
     try:
-        return own.having(**given)
+        return execution.having(**given)
     except FieldError as error:
         option = _OPTIONS.get(error.field, f"--{error.field}")
         raise click.UsageError(f"{option}: {error.problem}") from error

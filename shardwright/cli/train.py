@@ -40,15 +40,15 @@ def train(settings: dict[str, Any]) -> int:
     loaded = load(Request(**settings["model"]))
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     plan = Plan.load(plan_file(Path(settings["plan"]), world_size())) if settings["plan"] else None
-    own = Cluster.load(settings["cluster"]) if settings["cluster"] else None
-    cluster = plan.cluster if plan else own or Cluster.detect()
+    given = Cluster.load(settings["cluster"]) if settings["cluster"] else None
+    cluster = plan.cluster if plan else given or Cluster.detect()
     parallel = compile(
         loaded.model, cluster, kwargs=batch, plan=plan, check_capture=settings["check_capture"],
         weights=settings["weights"], **settings["options"],
     )  # fmt: skip
     check_backward(parallel.graph)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
-    told = dist.get_rank() == 0
+    is_first = dist.get_rank() == 0
     folder, last, every = settings["checkpoints"], settings["steps"], settings["save_every"]
     signals = StopSignals() if folder else None
     times: list[float] = []
@@ -58,9 +58,9 @@ def train(settings: dict[str, Any]) -> int:
         loss = parallel.forward_backward(**batch)
         optimizer.step()
         times.append(time.perf_counter() - start)
-        if told:
+        if is_first:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
-        ends = signals is not None and signals.asked(parallel)
+        ends = signals is not None and signals.requested(parallel)
         if folder and (ends or (step + 1) % every == 0 or step + 1 == last):
             sw.save(folder, parallel, optimizer, step=step + 1, keep=2)
         if ends:
@@ -71,15 +71,15 @@ def train(settings: dict[str, Any]) -> int:
     if settings.get("profile"):
         from shardwright.cli.measured import measure
 
-        def again() -> None:
+        def train_step() -> None:
             optimizer.zero_grad()
             parallel.forward_backward(**batch)
             optimizer.step()
 
-        found = measure(parallel, again, settings["profiled_steps"])
-        if told:
-            Path(settings["profile"]).write_text(json.dumps({**found, "step_s": step_s}), encoding="utf-8")
-    if told:
+        seconds_by_place = measure(parallel, train_step, settings["profiled_steps"])
+        if is_first:
+            Path(settings["profile"]).write_text(json.dumps({**seconds_by_place, "step_s": step_s}), encoding="utf-8")
+    if is_first:
         predicted = predict(parallel.graph, cluster, parallel.execution).step_s
         click.echo(f"median step {seconds(step_s)}, predicted {seconds(predicted)}, {cluster.provenance}")
     return 0

@@ -103,7 +103,7 @@ def verify(
         errors = measure(plan, loaded, certified_by(search["rules"], progress), timeout)
     usual = _tolerances(plan)
     given = (loss_tolerance, gradient_tolerance)
-    tolerances = [own if chosen is None else chosen for chosen, own in zip(given, usual, strict=True)]
+    tolerances = [default if chosen is None else chosen for chosen, default in zip(given, usual, strict=True)]
     check = NumericCheck(f"{plan.model} on mesh {plan.mesh}", errors, *tolerances)
     terminal.show(check, form)
     return status_of(plan) if check.passed else 1

@@ -56,18 +56,18 @@ class Recomputation:
             if mode not in ("selective", "full"):
                 mode = tuple(dict.fromkeys(where[node.name] for node in nodes if not node.is_parallel))
             groups.setdefault(mode, {})[block] = nodes
-        kept = self._kept.costs if groups else {}
+        costs_of_kept = self._kept.costs if groups else {}
 
         def more(nodes: Iterable[Node], what: str) -> float:
-            return sum(getattr(self.costs[n.name], what) - getattr(kept[n.name], what) for n in nodes)
+            return sum(getattr(self.costs[n.name], what) - getattr(costs_of_kept[n.name], what) for n in nodes)
 
-        found: list[Remade] = []
+        rows: list[Remade] = []
         for mode, alike in groups.items():
-            nodes = [node for own in alike.values() for node in own]
+            nodes = [node for members in alike.values() for node in members]
             operators = sum(not node.is_parallel for node in nodes)
             added = (more(nodes, "compute_s"), more(nodes, "communication_s"))
-            found.append(Remade(names_of(alike), len(alike), mode, operators, *added))
-        return tuple(found)
+            rows.append(Remade(names_of(alike), len(alike), mode, operators, *added))
+        return tuple(rows)
 
     @cached_property
     def num_blocks(self) -> int:
@@ -75,7 +75,7 @@ class Recomputation:
         return len({block_of(node) for node in self.plan.graph.nodes} - {""})
 
     @cached_property
-    def kept(self) -> Prediction | None:
+    def without(self) -> Prediction | None:
         """The prediction for the same plan with everything kept; None where nothing is recomputed."""
         return self._kept.prediction if self.remade else None
 
@@ -98,5 +98,5 @@ def names_of(blocks: Iterable[str]) -> str:
             numbers.setdefault(stem, []).append(int(last))
         else:
             others.append(block)
-    numbered = (f"{stem}." * bool(stem) + ranges(own) for stem, own in numbers.items())
+    numbered = (f"{stem}." * bool(stem) + ranges(numbers_of_stem) for stem, numbers_of_stem in numbers.items())
     return ", ".join(filter(None, (*others, *numbered)))

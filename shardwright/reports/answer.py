@@ -44,20 +44,20 @@ class Answer:
             given = json.loads(read_whole(path, "the answer", PlanError).decode("utf-8"))
             if [given.pop(key) for key in ("format", "version")] != [FORMAT, VERSION]:
                 raise ValueError("another format or version")
-            told = {field.name: given[field.name] for field in fields(cls)}
-            told["paragraphs"] = tuple(_paragraph(one) for one in told["paragraphs"])
-            told["step_s"] = float(told["step_s"])
+            values = {field.name: given[field.name] for field in fields(cls)}
+            values["paragraphs"] = tuple(_paragraph(one) for one in values["paragraphs"])
+            values["step_s"] = float(values["step_s"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PlanError(
                 f"{path}: this is not an answer that `shardwright explain --why-not … -o FILE` wrote "
                 f"({type(error).__name__}: {error}); ask again"
             ) from error
-        return cls(**told)
+        return cls(**values)
 
     def check(self, shown: Mapping[str, Any]) -> None:
         """Raise `PlanError` if the answer is about another plan than the data of `PlanReport`."""
-        own = self.fingerprint, self.mesh, self.step_s
-        if own != (shown["fingerprint"], shown["mesh"], shown["prediction"]["step_s"]):
+        identity = self.fingerprint, self.mesh, self.step_s
+        if identity != (shown["fingerprint"], shown["mesh"], shown["prediction"]["step_s"]):
             raise PlanError(
                 f"the answer is about a plan of {self.model} on mesh {self.mesh} with a step of {self.step_s:.4g} s, "
                 f"the plan is of {shown['model']} on mesh {shown['mesh']} with {shown['prediction']['step_s']:.4g} s; "
@@ -65,12 +65,18 @@ class Answer:
             )
 
 
-def _paragraph(told: Mapping[str, Any]) -> Paragraph:
+def _paragraph(record: Mapping[str, Any]) -> Paragraph:
     """Return a paragraph of a file; raise an error unless it has texts, and rows as long as its columns."""
-    found = Paragraph(**told)
-    texts = (found.title, *found.lines, *found.columns, *found.notes, *(cell for row in found.rows for cell in row))
+    paragraph = Paragraph(**record)
+    texts = (
+        paragraph.title,
+        *paragraph.lines,
+        *paragraph.columns,
+        *paragraph.notes,
+        *(cell for row in paragraph.rows for cell in row),
+    )
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("what should be text is not")
-    if any(len(row) != len(found.columns) for row in found.rows):
+    if any(len(row) != len(paragraph.columns) for row in paragraph.rows):
         raise ValueError("a row is not as long as the table has columns")
-    return found
+    return paragraph

@@ -49,12 +49,12 @@ class WhyNotReport(Report):
             return _too_large(other)
         if not fits(plan):
             return f"it fits, with a step of {seconds(other.prediction.step_s)}; this plan does not"
-        told = faster_or_slower(other.prediction.step_s, plan.prediction.step_s)
+        comparison = faster_or_slower(other.prediction.step_s, plan.prediction.step_s)
         step = f"a step of {_not(seconds(other.prediction.step_s), seconds(plan.prediction.step_s))}"
-        if not told.endswith("faster"):
-            return "as fast as this plan" if told == THE_SAME else f"{told}: {step}"
+        if not comparison.endswith("faster"):
+            return "as fast as this plan" if comparison == THE_SAME else f"{comparison}: {step}"
         why = f"; this plan keeps to what was asked for: {plan.asked}" if str(plan.asked) else ""
-        return f"{told}: {step}{why}"
+        return f"{comparison}: {step}{why}"
 
     def paragraphs(self) -> list[Paragraph]:
         title = f"Why not {self.title}"
@@ -96,11 +96,11 @@ class WhatIfReport(Report):
         if not fits(other):
             yield _too_large(other)
         if plan.asked.mesh is not None and other.asked.mesh is None:
-            asked, count = plan.asked.mesh, other.cluster.num_devices
-            yield f"mesh {asked} was asked for, which is none of {count} devices: now the search chose"
+            requested, count = plan.asked.mesh, other.cluster.num_devices
+            yield f"mesh {requested} was asked for, which is none of {count} devices: now the search chose"
         if isinstance(plan.asked.stages, tuple) and other.asked.stages != plan.asked.stages:
-            asked, count = " + ".join(map(str, plan.asked.stages)), other.cluster.num_devices
-            yield f"stages of {asked} devices were asked for, not of {count}: now the search chose"
+            requested, count = " + ".join(map(str, plan.asked.stages)), other.cluster.num_devices
+            yield f"stages of {requested} devices were asked for, not of {count}: now the search chose"
 
     def data(self) -> dict[str, Any]:
         return {"changes": dict(self.changes), "plan": _data(self.plan), "other": _data(self.other)}
@@ -163,29 +163,29 @@ def _times(plan: Plan, other: Plan) -> Iterator[_Row]:
             continue
         yield _difference(f"  {name}", own_s, others[name], seconds, least_s)
         if name == _WAITS:
-            own, its = exposed_by_kind(plan), exposed_by_kind(other)
+            mine, its = exposed_by_kind(plan), exposed_by_kind(other)
             for kind in KINDS:
-                pair = own.get(kind, 0.0), its.get(kind, 0.0)
+                pair = mine.get(kind, 0.0), its.get(kind, 0.0)
                 if max(pair) >= least_s:
                     yield _difference(f"    of {kind}", *pair, seconds, least_s)
 
 
 def _throughput(plan: Plan, other: Plan) -> Iterator[_Row]:
-    own, its = _per_device(plan), _per_device(other)
-    yield _difference("examples/s", own * plan.cluster.num_devices, its * other.cluster.num_devices, _plain)
-    yield _difference("  per device", own, its, _plain)
+    mine, its = _per_device(plan), _per_device(other)
+    yield _difference("examples/s", mine * plan.cluster.num_devices, its * other.cluster.num_devices, _plain)
+    yield _difference("  per device", mine, its, _plain)
     lengths = sequence_length(plan.graph), sequence_length(other.graph)
     if lengths[0] is not None and lengths[1] is not None:
-        yield _difference("  tokens per device", own * lengths[0], its * lengths[1], _plain)
+        yield _difference("  tokens per device", mine * lengths[0], its * lengths[1], _plain)
 
 
 def _memory(plan: Plan, other: Plan) -> Iterator[_Row]:
     """Yield the bytes at the peak, and the categories whose amounts differ."""
-    own, its = plan.prediction.memory, other.prediction.memory
-    yield _difference("memory", own.total_bytes, its.total_bytes, size)
-    categories, others = own.by_category(), its.by_category()
+    mine, its = plan.prediction.memory, other.prediction.memory
+    yield _difference("memory", mine.total_bytes, its.total_bytes, size)
+    categories, others = mine.by_category(), its.by_category()
     for name, num_bytes in categories.items():
-        if abs(num_bytes - others[name]) > 0.01 * max(own.total_bytes, its.total_bytes):
+        if abs(num_bytes - others[name]) > 0.01 * max(mine.total_bytes, its.total_bytes):
             yield _difference(f"  {name}", num_bytes, others[name], size)
     if usable_bytes(plan) != usable_bytes(other):
         yield _difference("  that may be used", usable_bytes(plan), usable_bytes(other), size)
@@ -193,16 +193,16 @@ def _memory(plan: Plan, other: Plan) -> Iterator[_Row]:
 
 def _ways(plan: Plan, other: Plan) -> Iterator[_Row]:
     """Yield the way in which both plans are run, including the common parts."""
-    own, its = PlanFacts(plan), PlanFacts(other)
-    told = [run_as(p) for p in (plan, other)]
-    yield "mesh", *(p["mesh"] for p in told), ""
-    for pair in zip_longest(_axes(own), _axes(its), fillvalue=""):
+    mine, its = PlanFacts(plan), PlanFacts(other)
+    runs = [run_as(p) for p in (plan, other)]
+    yield "mesh", *(p["mesh"] for p in runs), ""
+    for pair in zip_longest(_axes(mine), _axes(its), fillvalue=""):
         yield "  axis", *pair, ""
-    yield "microbatches", *(str(p["num_microbatches"]) for p in told), ""
-    yield "weights", _kept(own), _kept(its), ""
-    if any(p["lifetimes"] for p in told):
-        yield "  gathered as in", *(p["lifetimes"] or "–" for p in told), ""
-    yield "made again", *(p["again"] or "nothing" for p in told), ""
+    yield "microbatches", *(str(p["num_microbatches"]) for p in runs), ""
+    yield "weights", _kept(mine), _kept(its), ""
+    if any(p["lifetimes"] for p in runs):
+        yield "  gathered as in", *(p["lifetimes"] or "–" for p in runs), ""
+    yield "made again", *(p["again"] or "nothing" for p in runs), ""
 
 
 def _axes(facts: PlanFacts) -> list[str]:
@@ -212,13 +212,15 @@ def _axes(facts: PlanFacts) -> list[str]:
 
 def _kept(facts: PlanFacts) -> str:
     """Return the number of parameters by storage: `193 whole, 98 sharded`."""
-    ways = Counter(next((k for k in ("gathered", "sharded") if k in own), "whole") for own in facts.storage.values())
+    ways = Counter(
+        next((k for k in ("gathered", "sharded") if k in kinds), "whole") for kinds in facts.storage.values()
+    )
     return ", ".join(f"{count} {how}" for how, count in ways.most_common())
 
 
-def _difference(name: str, own: float, its: float, number: _Number, least: float = 0.0) -> _Row:
-    more = "" if abs(its - own) <= least or number(own) == number(its) else number(abs(its - own))
-    return name, _signed(own, number), _signed(its, number), more and ("+" if its > own else "−") + more
+def _difference(name: str, mine: float, its: float, number: _Number, least: float = 0.0) -> _Row:
+    more = "" if abs(its - mine) <= least or number(mine) == number(its) else number(abs(its - mine))
+    return name, _signed(mine, number), _signed(its, number), more and ("+" if its > mine else "−") + more
 
 
 def _signed(value: float, number: _Number) -> str:

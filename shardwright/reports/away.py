@@ -41,15 +41,15 @@ def on_host(steps: Steps) -> tuple[OnHost, ...]:
         if memory.fate is Fate.HOST:
             by_block[chunk.occurrences[memory.writers[0]].operation.block].append(memory)
     alike = defaultdict[tuple[str, ...], dict[str, list[Allocation]]](dict)
-    for block, own in by_block.items():
-        alike[tuple(where[memory.name] for memory in own)][block] = own
+    for block, memories in by_block.items():
+        alike[tuple(where[memory.name] for memory in memories)][block] = memories
     return tuple(_group(steps, places, blocks, many) for places, blocks in alike.items())
 
 
-def _group(steps: Steps, own: tuple[str, ...], blocks: dict[str, list[Allocation]], many: int) -> OnHost:
+def _group(steps: Steps, names: tuple[str, ...], blocks: dict[str, list[Allocation]], many: int) -> OnHost:
     sizes = [memory.num_bytes for values in blocks.values() for memory in values]
     copies_s = 2 * many * sum(copy_s(steps, num_bytes) for num_bytes in sizes)
-    return OnHost(names_of(blocks), own, len(sizes), sum(sizes), copies_s)
+    return OnHost(names_of(blocks), names, len(sizes), sum(sizes), copies_s)
 
 
 def modules_of(row: OnHost) -> Iterator[str]:

@@ -67,10 +67,10 @@ class Settings:
     @property
     def checkpointing(self) -> str:
         """The recomputation: none, selective or full, or "by block" or "by value" if chosen so."""
-        again = self.other.execution.recompute
-        if isinstance(again, str):
-            return again
-        return "by block" if all(isinstance(mode, str) for _, mode in again) else "by value"
+        recomputed = self.other.execution.recompute
+        if isinstance(recomputed, str):
+            return recomputed
+        return "by block" if all(isinstance(mode, str) for _, mode in recomputed) else "by value"
 
 
 _NEAREST = {"by block": "selective", "by value": "memory_budget"}
@@ -106,76 +106,84 @@ class ByHandReport(Report):
         }
 
 
-def _notes(own: Settings) -> list[str]:
-    found = ["blocks stands for the model's repeated layers"]
-    if nearest := _NEAREST.get(own.checkpointing):
-        how = "block by block" if own.checkpointing == "by block" else "value by value"
-        found.append(f"what it makes again is chosen {how} here; {nearest} is torchtitan's nearest mode")
-    if own.other.execution.schedule.num_stages > 1:
-        found.append("FSDP2 has no pipeline stages; torchtitan has")
-    if own.other.lifetimes and own.other.lifetimes[0] == "zero-1" and own.other.mesh.num_microbatches > 1:
-        found.append(
+def _notes(settings: Settings) -> list[str]:
+    notes = ["blocks stands for the model's repeated layers"]
+    if nearest := _NEAREST.get(settings.checkpointing):
+        how = "block by block" if settings.checkpointing == "by block" else "value by value"
+        notes.append(f"what it makes again is chosen {how} here; {nearest} is torchtitan's nearest mode")
+    if settings.other.execution.schedule.num_stages > 1:
+        notes.append("FSDP2 has no pipeline stages; torchtitan has")
+    if (
+        settings.other.lifetimes
+        and settings.other.lifetimes[0] == "zero-1"
+        and settings.other.mesh.num_microbatches > 1
+    ):
+        notes.append(
             "FSDP2 reduces gradients in each microbatch unless set_requires_gradient_sync(False) is called before"
         )
-    return found
+    return notes
 
 
-def _fsdp2(own: Settings) -> list[str]:
+def _fsdp2(settings: Settings) -> list[str]:
     """Return the settings as lines of Python."""
-    named = {"replicate": own.replicas, "shard": own.shards, "tp": own.tensor, "cp": own.sequence}
+    named = {"replicate": settings.replicas, "shard": settings.shards, "tp": settings.tensor, "cp": settings.sequence}
     axes = {name: size for name, size in named.items() if size > 1} or {"shard": 1}
     data = [name for name in ("replicate", "shard") if name in axes]
     lines = [f'mesh = init_device_mesh("cuda", {tuple(axes.values())}, mesh_dim_names={tuple(axes)})']
-    if own.sequence > 1:
+    if settings.sequence > 1:
         lines.append('# wrap each step in: with context_parallel(mesh["cp"], buffers=..., buffer_seq_dims=...)')
-    if own.tensor > 1:
+    if settings.tensor > 1:
         lines += [
             "for block in blocks:  # columns of the first products, rows of the last ones",
             '    parallelize_module(block, mesh["tp"], {...: ColwiseParallel(), ...: RowwiseParallel()})',
         ]
-    if own.checkpointing == "full":
+    if settings.checkpointing == "full":
         lines += ["for block in blocks:", "    checkpoint(block)"]
-    if own.checkpointing == "selective":
+    if settings.checkpointing == "selective":
         lines += ["for block in blocks:", "    checkpoint(block.attention)"]
-    if own.checkpointing == "by block":
+    if settings.checkpointing == "by block":
         lines += ["for block in some_blocks:", "    checkpoint(block)"]
-    if own.checkpointing == "by value":
+    if settings.checkpointing == "by value":
         lines.append("# make values again by a policy: torch.utils.checkpoint.create_selective_checkpoint_contexts")
     if data == ["replicate"]:
         lines.append('replicate(model, mesh=mesh["replicate"])' if len(axes) > 1 else "DistributedDataParallel(model)")
     elif data:
         chosen = f"mesh[{data[0]!r}]" if len(data) == 1 else f"mesh[{tuple(data)!r}]"
-        options = f"mesh={chosen}, reshard_after_forward={own.reshards}{_policy(own)}"
+        options = f"mesh={chosen}, reshard_after_forward={settings.reshards}{_policy(settings)}"
         lines += ["for block in blocks:", f"    fully_shard(block, {options})", f"fully_shard(model, {options})"]
-    count = own.other.mesh.num_microbatches
-    return [*lines, f"# a step: {count} × a batch of {own.local_batch} in each group of data parallelism"]
+    count = settings.other.mesh.num_microbatches
+    return [*lines, f"# a step: {count} × a batch of {settings.local_batch} in each group of data parallelism"]
 
 
-def _policy(own: Settings) -> str:
+def _policy(settings: Settings) -> str:
     """Return the argument for mixed precision; a precision of everything is set in the model (`model.to(...)`)."""
-    precision, reduced = own.other.execution.base or "", own.other.execution.reduce_dtype
-    found = (f"torch.{dtype}" for short, dtype in (("bf16", "bfloat16"), ("fp16", "float16")) if short in precision)
-    if precision in ("bf16", "fp16") or not (dtype := next(found, "")):
+    precision, reduced = settings.other.execution.base or "", settings.other.execution.reduce_dtype
+    dtypes = (f"torch.{dtype}" for short, dtype in (("bf16", "bfloat16"), ("fp16", "float16")) if short in precision)
+    if precision in ("bf16", "fp16") or not (dtype := next(dtypes, "")):
         return ""
     return f", mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype=torch.{reduced or 'float32'})"
 
 
-def _torchtitan(own: Settings) -> list[str]:
+def _torchtitan(settings: Settings) -> list[str]:
     """Return the settings as lines of a job's TOML."""
-    schedule = own.other.execution.schedule
+    schedule = settings.other.execution.schedule
     lines = [
         "[training]",
-        f"local_batch_size = {own.local_batch}",
-        f"global_batch_size = {batch_size(own.plan.graph)}",
-        *([f"seq_len = {length}"] if (length := sequence_length(own.plan.graph)) else []),
+        f"local_batch_size = {settings.local_batch}",
+        f"global_batch_size = {batch_size(settings.plan.graph)}",
+        *([f"seq_len = {length}"] if (length := sequence_length(settings.plan.graph)) else []),
         "[parallelism]",
-        f"data_parallel_replicate_degree = {own.replicas}",
-        f"data_parallel_shard_degree = {own.shards}",
-        f'fsdp_reshard_after_forward = "{"always" if own.reshards else "never"}"',
-        f"tensor_parallel_degree = {own.tensor}",
-        f"context_parallel_degree = {own.sequence}",
+        f"data_parallel_replicate_degree = {settings.replicas}",
+        f"data_parallel_shard_degree = {settings.shards}",
+        f'fsdp_reshard_after_forward = "{"always" if settings.reshards else "never"}"',
+        f"tensor_parallel_degree = {settings.tensor}",
+        f"context_parallel_degree = {settings.sequence}",
         f"pipeline_parallel_degree = {schedule.num_stages}",
     ]
     if schedule.num_stages > 1:
         lines.append(f'pipeline_parallel_schedule = "{_SCHEDULES.get(schedule.name, schedule.name)}"')
-    return [*lines, "[activation_checkpoint]", f'mode = "{_NEAREST.get(own.checkpointing, own.checkpointing)}"']
+    return [
+        *lines,
+        "[activation_checkpoint]",
+        f'mode = "{_NEAREST.get(settings.checkpointing, settings.checkpointing)}"',
+    ]

@@ -78,8 +78,8 @@ class TopologyReport(Report):
         facts = [f"relays  {', '.join(one.relays)}"] if one.relays else []
         facts += [f"unit    {_rate(one.unit_rate)}, of which every rate is a multiple"]
         shared = [(share.name, _rate(share.rate_bytes_per_s), str(len(share.edges))) for share in one.resources]
-        found = [Paragraph(f"{one.name}: {one.num_ranks} ranks", facts, (">links", ">rate", ">latency"), rows)]
-        return [*found, *([Paragraph("shared", [], ("resource", ">rate", ">links"), shared)] if shared else [])]
+        paragraphs = [Paragraph(f"{one.name}: {one.num_ranks} ranks", facts, (">links", ">rate", ">latency"), rows)]
+        return [*paragraphs, *([Paragraph("shared", [], ("resource", ">rate", ">links"), shared)] if shared else [])]
 
     def data(self) -> dict[str, Any]:
         one = self.topology
@@ -165,9 +165,9 @@ class SynthesisReport(Report):
         return [Paragraph(title, facts, columns, rows)]
 
     def data(self) -> dict[str, Any]:
-        found = [{"name": one.schedule.name, "steps": one.schedule.num_steps, "transfers": len(one.schedule.transfers),
-                  "seconds": one.seconds, "bound_s": one.bound_s, "gap": one.gap} for one in self.found]  # fmt: skip
-        return {"topology": self.topology.name, "kind": self.kind, "bytes": self.num_bytes, "found": found}
+        rows = [{"name": one.schedule.name, "steps": one.schedule.num_steps, "transfers": len(one.schedule.transfers),
+                 "seconds": one.seconds, "bound_s": one.bound_s, "gap": one.gap} for one in self.found]  # fmt: skip
+        return {"topology": self.topology.name, "kind": self.kind, "bytes": self.num_bytes, "found": rows}
 
 
 @dataclass(frozen=True)
@@ -206,17 +206,17 @@ class RunReport(Report):
 
     def paragraphs(self) -> list[Paragraph]:
         rows = [
-            (size_text(own.num_bytes), "right" if own.is_right else "WRONG", seconds_text(own.seconds),
-             "–" if own.torch_s is None else seconds_text(own.torch_s),
-             "–" if own.torch_s is None else f"{own.seconds / own.torch_s:.2f}")
-            for own in self.timings
+            (size_text(timing.num_bytes), "right" if timing.is_right else "WRONG", seconds_text(timing.seconds),
+             "–" if timing.torch_s is None else seconds_text(timing.torch_s),
+             "–" if timing.torch_s is None else f"{timing.seconds / timing.torch_s:.2f}")
+            for timing in self.timings
         ]  # fmt: skip
         columns = (">bytes", "result", ">time", ">gloo's own", ">ratio")
         where = f"{self.schedule.name} on {self.schedule.num_ranks} ranks of this machine"
         return [Paragraph(where, [], columns, rows, ["times: medians; of each run, its slowest rank"])]
 
     def data(self) -> dict[str, Any]:
-        return {"name": self.schedule.name, "runs": [own._asdict() for own in self.timings]}
+        return {"name": self.schedule.name, "runs": [timing._asdict() for timing in self.timings]}
 
 
 @dataclass(frozen=True)
@@ -339,13 +339,13 @@ def _sizes(one: RankProgram | PlanRank) -> str:
 
 def runs(numbers: Sequence[int]) -> str:
     """Return numbers with runs drawn together: 0–3, 7, 9."""
-    found = list[list[int]]()
+    intervals = list[list[int]]()
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if intervals and number == intervals[-1][1] + 1:
+            intervals[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in found)
+            intervals.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in intervals)
 
 
 def _room(capacity: int | None) -> str:

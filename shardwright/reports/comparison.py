@@ -43,18 +43,18 @@ class ComparisonReport(Report):
         """Return the plans in the given order; later ones that do not fit come in a second table."""
         first = next(iter(self.plans.values()))
         plans = self.plans.values()
-        beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_remark(p)) for p in plans]
-        named = zip(self.plans.items(), beside, strict=True)
+        columns = [Beside.itself(p) if p is first else Beside.of(first, p.prediction, memory_remark(p)) for p in plans]
+        named = zip(self.plans.items(), columns, strict=True)
         rows = [
-            (p is first or fits(p), _row(name, _columns(p), p.prediction, own, throughput(p).utilization))
-            for (name, p), own in named
+            (p is first or fits(p), _row(name, _columns(p), p.prediction, remark, throughput(p).utilization))
+            for (name, p), remark in named
         ]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
         lines = ["these plans are for different models or batches"] if several else []
-        found = [Paragraph("Plans", [*lines, LEGEND], _COLUMNS, [row for fitting, row in rows if fitting])]
+        paragraphs = [Paragraph("Plans", [*lines, LEGEND], _COLUMNS, [row for fitting, row in rows if fitting])]
         if unfit := [row for fitting, row in rows if not fitting]:
-            found.append(Paragraph("Do not fit", [], _COLUMNS, unfit))
-        return found
+            paragraphs.append(Paragraph("Do not fit", [], _COLUMNS, unfit))
+        return paragraphs
 
 
 def alternatives(plan: Plan) -> list[Paragraph]:
@@ -63,8 +63,8 @@ def alternatives(plan: Plan) -> list[Paragraph]:
     Plans that do not fit are in a second table, the smallest first, as on the page: their speed is no measure.
     """
 
-    def row(name: str, own: Plan | Alternative, beside: Beside) -> tuple[str, ...]:
-        return _row(name, _columns(own), own.prediction, beside, throughput(plan, own.prediction).utilization)
+    def row(name: str, shown: Plan | Alternative, compared: Beside) -> tuple[str, ...]:
+        return _row(name, _columns(shown), shown.prediction, compared, throughput(plan, shown.prediction).utilization)
 
     def rows(others: Iterable[Alternative]) -> list[tuple[str, ...]]:
         return [row(a.name, a, Beside.alternative(plan, a)) for a in others]
@@ -72,14 +72,14 @@ def alternatives(plan: Plan) -> list[Paragraph]:
     ranked = ranked_alternatives(plan)
     fitting = [a for a in ranked if memory_verdict(plan, a) == "fits"]
     unfit = sorted((a for a in ranked if a not in fitting), key=lambda a: a.prediction.memory.total_bytes)
-    own = row(OWN, plan, Beside.own(plan))
+    first_row = row(OWN, plan, Beside.itself(plan))
     lines = ["by the timeline, in which communication and compute overlap", LEGEND]
     if any(a.estimated for a in plan.alternatives):
         lines.append(f"{ESTIMATED}: of one block for all that are equal; the others are of the whole graph")
-    found = [Paragraph("Compared with", lines, _COLUMNS, [own, *rows(fitting)])]
+    paragraphs = [Paragraph("Compared with", lines, _COLUMNS, [first_row, *rows(fitting)])]
     if unfit:
-        found.append(Paragraph(f"Do not fit in {size(usable_bytes(plan))}", [], _COLUMNS, rows(unfit)))
-    return found
+        paragraphs.append(Paragraph(f"Do not fit in {size(usable_bytes(plan))}", [], _COLUMNS, rows(unfit)))
+    return paragraphs
 
 
 LEGEND = (
@@ -101,10 +101,10 @@ def run_as(plan: Plan | Alternative) -> dict[str, Any]:
 
 def stages_mesh(plan: Plan | Alternative) -> str:
     """Return the mesh of devices, `4 × [dp=8]` for several stages, or all meshes: `[dp=8] + [dp=4]`."""
-    count, own = plan.execution.schedule.num_stages, device_mesh(plan.mesh)
+    count, mesh = plan.execution.schedule.num_stages, device_mesh(plan.mesh)
     if plan.execution.schedule.stage_sizes:
         return " + ".join(map(device_mesh, stage_meshes(plan.mesh, plan.execution)))
-    return f"{count} × {own}" if count > 1 else own
+    return f"{count} × {mesh}" if count > 1 else mesh
 
 
 def _columns(plan: Plan | Alternative) -> tuple[str, ...]:
@@ -116,17 +116,17 @@ def slower(plans: Mapping[str, Plan], margin: float) -> str:
 
     For a single plan, the others are its alternatives. Raises `PlanError` where a plan is of another model.
     """
-    (name, own), *rest = plans.items()
-    if alien := next((other for other, plan in rest if plan.fingerprint != own.fingerprint), None):
+    (name, first), *rest = plans.items()
+    if alien := next((other for other, plan in rest if plan.fingerprint != first.fingerprint), None):
         raise PlanError(f"{alien} is a plan of another model, batch or precision than {name}; compare plans of one")
     others = {other: plan.prediction for other, plan in rest if fits(plan)}
     if not rest:
-        others = {a.name: a.prediction for a in own.alternatives if memory_verdict(own, a) == "fits"}
+        others = {a.name: a.prediction for a in first.alternatives if memory_verdict(first, a) == "fits"}
     best = min(others, key=lambda other: others[other].step_s, default="")
-    if not best or own.prediction.step_s <= (1 + margin) * others[best].step_s:
+    if not best or first.prediction.step_s <= (1 + margin) * others[best].step_s:
         return ""
-    steps = f"{seconds(own.prediction.step_s)} beside {seconds(others[best].step_s)}"
-    return f"{name} is slower than {best}, {steps}: {percent(own.prediction.step_s / others[best].step_s - 1)}"
+    steps = f"{seconds(first.prediction.step_s)} beside {seconds(others[best].step_s)}"
+    return f"{name} is slower than {best}, {steps}: {percent(first.prediction.step_s / others[best].step_s - 1)}"
 
 
 ABSURD = 10
@@ -143,7 +143,7 @@ class Beside(NamedTuple):
     remark: str
 
     @classmethod
-    def own(cls, plan: Plan) -> Beside:
+    def itself(cls, plan: Plan) -> Beside:
         """Return the remarks about the plan itself."""
         return cls("", memory_remark(plan))
 
@@ -159,9 +159,9 @@ class Beside(NamedTuple):
     def alternative(cls, plan: Plan, other: Alternative) -> Beside:
         """Return the remarks about one of the plan's alternatives."""
         unfit = memory_remark(plan, other)
-        found, remedy = cls.of(plan, other.prediction, unfit), f" (would fit {other.remedy})" if other.remedy else ""
-        remarks = found.remark + remedy, undivided(plan, other), ESTIMATED * other.estimated
-        return cls(found.faster, ", ".join(filter(None, remarks)))
+        compared, remedy = cls.of(plan, other.prediction, unfit), f" (would fit {other.remedy})" if other.remedy else ""
+        remarks = compared.remark + remedy, undivided(plan, other), ESTIMATED * other.estimated
+        return cls(compared.faster, ", ".join(filter(None, remarks)))
 
 
 def undivided(plan: Plan, other: Alternative) -> str:
@@ -177,8 +177,8 @@ def undivided(plan: Plan, other: Alternative) -> str:
 
 
 def _row(
-    name: str, way: tuple[str, ...], own: Prediction, beside: Beside, utilization: float | None
+    name: str, way: tuple[str, ...], cost: Prediction, compared: Beside, utilization: float | None
 ) -> tuple[str, ...]:
     used = "" if utilization is None else percent(utilization)
-    return (name, *way, seconds(own.step_s), beside.faster, used, seconds(own.compute_s), seconds(own.exposed_s),
-            size(own.memory.total_bytes), beside.remark)  # fmt: skip
+    return (name, *way, seconds(cost.step_s), compared.faster, used, seconds(cost.compute_s), seconds(cost.exposed_s),
+            size(cost.memory.total_bytes), compared.remark)  # fmt: skip

@@ -130,7 +130,7 @@ class _Drawn:
 
         Tasks of no time are left out. A plan's graph has all its blocks, so it has no folds.
         """
-        found, own = list[tuple[_Numbers, int, float]](), list[int | None]()
+        blocks, coded = list[tuple[_Numbers, int, float]](), list[int | None]()
         home, begin_s, ended_s = -1, 0.0, dict[str, float]()
         listed = zip(timeline.segment.tasks, timeline.starts, timeline.ends, strict=True)
         tasks = [(t, *self.facts.names.of(t.name), start, end) for t, start, end in listed if end > start]
@@ -138,13 +138,13 @@ class _Drawn:
         for task, name, label, start_s, end_s in tasks:
             block = self.blocks[name]
             if home < 0 or (task.stream == COMPUTE and block != home):
-                found.append((tuple(own), home, begin_s))
-                own, home, begin_s, ended_s = [], block, start_s, {}
+                blocks.append((tuple(coded), home, begin_s))
+                coded, home, begin_s, ended_s = [], block, start_s, {}
             gap_s = start_s - ended_s.get(task.stream, begin_s)
             if label not in self.labels:
                 result = self.facts.names.result(task.name)
                 self.results[label] = result and (f"{shape(result.shape)} {result.dtype}", result.num_bytes)
-            own += (
+            coded += (
                 self.labels.setdefault(label, len(self.labels)),
                 self.streams.setdefault(task.stream, len(self.streams)),
                 block - (home or base) if block else None,
@@ -153,7 +153,7 @@ class _Drawn:
             )
             ended_s[task.stream] = end_s
         numbers = list[int | None]()
-        for run, block, start_s in [*found[1:], (tuple(own), home, begin_s)] if own else []:
+        for run, block, start_s in [*blocks[1:], (tuple(coded), home, begin_s)] if coded else []:
             number = self.runs.setdefault(run, len(self.runs))
             numbers += (number, block - base if block else None, round(start_s / TICK_S))
         return base, tuple(numbers)
@@ -165,9 +165,9 @@ class _Drawn:
         most = 2 * MOST_MOMENTS
         while True:
             most //= 2
-            found = {timeline: self._course(course, categories, most) for timeline, course in self.memory.items()}
-            if most <= LEAST_MOMENTS or sum(len(c[0]) for c in set(found.values())) <= ALL_MOMENTS:
-                return most, found
+            courses = {timeline: self._course(course, categories, most) for timeline, course in self.memory.items()}
+            if most <= LEAST_MOMENTS or sum(len(c[0]) for c in set(courses.values())) <= ALL_MOMENTS:
+                return most, courses
 
     def _course(self, course: MemoryCourse, categories: Sequence[str], most: int) -> tuple[_Numbers, ...]:
         """Return the moments, and the bytes of each category from then on."""
@@ -192,18 +192,18 @@ def _moments(times_s: np.ndarray, totals: np.ndarray, most: int) -> list[int]:
 
 def repeated(items: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
     """Return items as [[times, [item, item, …]], …]: a repeated sequence is listed once, the longest first."""
-    found: list[tuple[int, list[int]]] = []
+    runs: list[tuple[int, list[int]]] = []
     at, alone = 0, list[int]()
     while at < len(items):
         period, times = _period(items, at)
         if times == 1:
             alone += items[at]
         else:
-            found += [(1, alone)] if alone else []
+            runs += [(1, alone)] if alone else []
             alone = []
-            found.append((times, [number for item in items[at : at + period] for number in item]))
+            runs.append((times, [number for item in items[at : at + period] for number in item]))
         at += period * times
-    return [*found, (1, alone)] if alone else found
+    return [*runs, (1, alone)] if alone else runs
 
 
 def _period(items: Sequence[tuple[int, int]], at: int) -> tuple[int, int]:

@@ -78,17 +78,17 @@ class Coverage:
         return self.tallies[rule.hash]
 
     def _at(self, form: str, name: str) -> Tally | None:
-        found = self._named.get((form, name))
-        return None if found is None else self.tallies[found]
+        key = self._named.get((form, name))
+        return None if key is None else self.tallies[key]
 
     def plan(
         self, model: str, graph: Graph, cluster: Cluster, certified: Certified, rules: Mapping[str, Equation]
     ) -> Plan:
         """Search a plan and count the rules that it used."""
         planner = Planner(cluster, certified, None, rules)
-        found = planner.plan(graph, model)
-        self.add(model, graph, found, certified, planner.places)
-        return found
+        plan = planner.plan(graph, model)
+        self.add(model, graph, plan, certified, planner.places)
+        return plan
 
     def add(self, model: str, graph: Graph, plan: Plan, certified: Certified, places: Mapping[str, int]) -> None:
         """Count the rules that the search of a plan used; `places` is the planner's count of serial matches."""
@@ -128,16 +128,16 @@ class Coverage:
 
     def by_form(self) -> dict[str, dict[str, int]]:
         """Return, by form, the numbers of loaded rules, of these that matched and fired, and of rules on demand."""
-        found = {form: {"loaded": 0, "matched": 0, "fired": 0, "on_demand": 0} for form in KINDS}
+        by_form = {form: {"loaded": 0, "matched": 0, "fired": 0, "on_demand": 0} for form in KINDS}
         for tally in self.tallies.values():
-            counts = found[tally.form]
+            counts = by_form[tally.form]
             if tally.loaded:
                 counts["loaded"] += 1
                 counts["matched"] += tally.matched > 0
                 counts["fired"] += tally.fired > 0
             else:
                 counts["on_demand"] += 1
-        return found
+        return by_form
 
     def ranked(self) -> list[Tally]:
         """Return rules by form, the most often fired first."""
@@ -180,8 +180,8 @@ class CoverageReport(Report):
 def _rewritten(graph: Graph, planned: Graph) -> tuple[Graph, list[Node]]:
     """Return the serial graph of a plan, and the operators that rewrites added to it."""
     erased = planned.erased()
-    kept = {(node.op, node.name.partition(".")[0]) for node in graph.nodes}
-    return erased, [node for node in erased.nodes if (node.op, node.name.partition(".")[0]) not in kept]
+    original = {(node.op, node.name.partition(".")[0]) for node in graph.nodes}
+    return erased, [node for node in erased.nodes if (node.op, node.name.partition(".")[0]) not in original]
 
 
 def _rewrites(plan: Plan) -> Counter[str]:

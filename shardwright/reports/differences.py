@@ -15,17 +15,17 @@ Pair = tuple[str, ModuleRow, ModuleRow]
 def differences(module: Module, first: Module) -> str:
     """Return the differences: `made again in backward; other layouts (mlp.up weight: y=S(0), not y=R, and 4 more)`."""
     pairs = list(_pairs(module, first, ""))
-    if any(own is None or other is None for _, own, other in pairs):
+    if any(mine is None or other is None for _, mine, other in pairs):
         return "other operators"
-    rows: list[Pair] = [(name, own, other) for name, own, other in pairs if own is not None and other is not None]
+    rows: list[Pair] = [(name, mine, other) for name, mine, other in pairs if mine is not None and other is not None]
     return "; ".join(filter(None, (aspect(rows) for aspect in _ASPECTS))) or _slower(rows)
 
 
 def _pairs(one: Module, other: Module, at: str) -> Iterator[tuple[str, ModuleRow | None, ModuleRow | None]]:
     """Yield rows at the same place; None where there is none, or one of another name."""
-    for own, its in zip_longest(one.rows, other.rows):
-        alike = own and its and (own.kind, own.name) == (its.kind, its.name)
-        yield (f"{at}{own.name}", own, its) if alike else (at, own, None)
+    for mine, its in zip_longest(one.rows, other.rows):
+        alike = mine and its and (mine.kind, mine.name) == (its.kind, its.name)
+        yield (f"{at}{mine.name}", mine, its) if alike else (at, mine, None)
     for child, its_child in zip_longest(one.children, other.children):
         if child is None or its_child is None or len(child.members) != len(its_child.members):
             yield at, None, None
@@ -34,12 +34,12 @@ def _pairs(one: Module, other: Module, at: str) -> Iterator[tuple[str, ModuleRow
 
 
 def _again(rows: Sequence[Pair]) -> str:
-    ways = {own.again for _, own, its in rows if own.again != its.again}
+    ways = {mine.again for _, mine, its in rows if mine.again != its.again}
     if len(ways) == 2:
         return "other operators made again in backward"
     if not ways:
         return ""
-    some = any(own.again and its.again for _, own, its in rows)
+    some = any(mine.again and its.again for _, mine, its in rows)
     return ("more " * some if ways == {True} else "less " if some else "not ") + "made again in backward"
 
 
@@ -47,12 +47,12 @@ def _aspect(title: str, of: Callable[[ModuleRow], str]) -> Callable[[Sequence[Pa
     """Return a function that describes the first pair of rows that differ in an aspect, or returns ""."""
 
     def said(rows: Sequence[Pair]) -> str:
-        found = [(name, of(own), of(its)) for name, own, its in rows if of(own) != of(its)]
-        if not found:
+        different = [(name, of(mine), of(its)) for name, mine, its in rows if of(mine) != of(its)]
+        if not different:
             return ""
-        name, own, its = found[0]
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"other {title} ({name}: {own or 'none'}, not {its or 'none'}{more})"
+        name, mine, its = different[0]
+        more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+        return f"other {title} ({name}: {mine or 'none'}, not {its or 'none'}{more})"
 
     return said
 
@@ -68,5 +68,5 @@ _ASPECTS = (
 
 def _slower(rows: Sequence[Pair]) -> str:
     own_s, its_s = (sum(row.compute_s + sum(s.seconds for s in row.steps) for row in side)
-                    for side in ([own for _, own, _ in rows], [its for _, _, its in rows]))  # fmt: skip
+                    for side in ([mine for _, mine, _ in rows], [its for _, _, its in rows]))  # fmt: skip
     return "other lines of the source" if own_s == its_s else f"{seconds(own_s)} each, not {seconds(its_s)}"

@@ -44,8 +44,8 @@ def _sent(facts: PlanFacts) -> Iterator[SentEncoded]:
 def encoded_line(facts: PlanFacts) -> str:
     """Return in words what is no longer exact; "" if all is."""
     kinds = Counter((one.what, one.encoding) for one in sent_encoded(facts))
-    told = [f"{_VERBS[what]} of {plural(count, 'parameter')} as {name}" for (what, name), count in kinds.items()]
-    return f"{' and '.join(told)}; the graph is proven, what is sent so has the bounds below" if told else ""
+    phrases = [f"{_VERBS[what]} of {plural(count, 'parameter')} as {name}" for (what, name), count in kinds.items()]
+    return f"{' and '.join(phrases)}; the graph is proven, what is sent so has the bounds below" if phrases else ""
 
 
 _VERBS = {"weights": "gathers of weights", "gradients": "sums of gradients"}

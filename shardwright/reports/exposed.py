@@ -38,41 +38,41 @@ def sent(facts: PlanFacts) -> list[Sent]:
 
     Sums that go on beside the next segments are hidden, except for the time that the end of the step waits for them.
     """
-    stage, found = facts.timeline.busiest, defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
+    stage, parts_s = facts.timeline.busiest, defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
     for timeline, count in Counter(place.timeline for place in stage.placed).items():
-        for key, own in _sent(timeline).items():
-            found[key] = [total_s + count * part_s for total_s, part_s in zip(found[key], own, strict=True)]
+        for key, mine_s in _sent(timeline).items():
+            parts_s[key] = [total_s + count * part_s for total_s, part_s in zip(parts_s[key], mine_s, strict=True)]
     ready_s = max((place.start_s + place.timeline.ready_s for place in stage.placed[:-1]), default=0.0)
-    late_s = sum(own[2] for own in found.values())
+    late_s = sum(part[2] for part in parts_s.values())
     late = min(1.0, max(0.0, stage.placed[-1].start_s - ready_s) / late_s) if late_s > 0 else 0.0
-    waits = {key: waited_s + late * after_s for key, (waited_s, _, after_s) in found.items()}
+    waits = {key: waited_s + late * after_s for key, (waited_s, _, after_s) in parts_s.items()}
     total_s = sum(waits.values())
     share = stage.exposed_s / total_s if total_s > 0 else 0.0
-    listed = [Sent(*key, share * waits[key], own[1] + (1 - late) * own[2]) for key, own in found.items()]
+    listed = [Sent(*key, share * waits[key], part[1] + (1 - late) * part[2]) for key, part in parts_s.items()]
     return sorted(listed, key=lambda s: (-s.exposed_s, -s.hidden_s))
 
 
 def exposed_by_kind(plan: Plan) -> dict[str, float]:
     """Return seconds by kind (weights, gradients or activations); their sum is `Prediction.exposed_s`."""
-    found = defaultdict[str, float](float)
+    by_kind = defaultdict[str, float](float)
     for each in sent(PlanFacts(plan)):
         if each.exposed_s > 0:
-            found[each.kind] += each.exposed_s
-    return dict(found)
+            by_kind[each.kind] += each.exposed_s
+    return dict(by_kind)
 
 
 def _sent(timeline: SegmentTimeline) -> dict[_Key, list[float]]:
     """Return how long tasks run while compute does not, while it does, and after the segment; folds included."""
-    found = defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
+    parts_s = defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
     tasks = list(zip(timeline.segment.tasks, timeline.segment.copies(), timeline.starts, timeline.ends, strict=True))
     busy = [(start, end) for task, _, start, end in tasks if task.stream == COMPUTE and end > start]
     for (task, copies, start, end), offset in zip(tasks, timeline.offsets, strict=True):
         if task.stream != COMPUTE and end > start:
-            beside_s, own = _overlap(busy, start, end), found[VERBS[task.verb].sends, task.stream]
+            beside_s, parts = _overlap(busy, start, end), parts_s[VERBS[task.verb].sends, task.stream]
             after_s = min(end - start - beside_s, max(0.0, end + offset - timeline.ready_s))
             for part, part_s in enumerate((end - start - beside_s - after_s, beside_s, after_s)):
-                own[part] += copies * max(0.0, part_s)
-    return found
+                parts[part] += copies * max(0.0, part_s)
+    return parts_s
 
 
 def _overlap(busy: list[tuple[float, float]], start: float, end: float) -> float:
@@ -100,13 +100,13 @@ def where_the_time_goes(facts: PlanFacts) -> Paragraph:
 
 def _rows(facts: PlanFacts) -> list[tuple[str, float, str]]:
     """Return name, seconds of the step, and hidden seconds."""
-    found: list[tuple[str, float, str]] = []
+    rows: list[tuple[str, float, str]] = []
     for name, own_s in step_parts(facts.plan.prediction).items():
         if name != "exposed communication":
-            found.append((name, own_s, ""))
+            rows.append((name, own_s, ""))
         else:
-            found += [(sent_text(s), s.exposed_s, seconds(s.hidden_s)) for s in sent(facts)]
-    return found
+            rows += [(sent_text(s), s.exposed_s, seconds(s.hidden_s)) for s in sent(facts)]
+    return rows
 
 
 def sent_text(each: Sent) -> str:

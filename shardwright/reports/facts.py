@@ -99,9 +99,9 @@ def memory_verdict(plan: Plan, other: Alternative | None = None) -> MemoryVerdic
     "fits": within the memory limit of the search, and outside the last tenth of the memory.
     """
     prediction = plan.prediction if other is None else other.prediction
-    found = verdict(prediction.memory.total_bytes, prediction.device_bytes)
+    word = verdict(prediction.memory.total_bytes, prediction.device_bytes)
     within = prediction.memory.total_bytes <= plan.report.limit_bytes if other is None else other.fits
-    return found if within or found != "fits" else "does not fit"
+    return word if within or word != "fits" else "does not fit"
 
 
 def fits(plan: Plan) -> bool:
@@ -116,8 +116,8 @@ def usable_bytes(plan: Plan, other: Alternative | None = None) -> int:
 
 def memory_remark(plan: Plan, other: Alternative | None = None) -> str:
     """Return a remark on the plan's or an alternative's memory, `does not fit, 43.6 GB too much`, or ""."""
-    found, used = memory_verdict(plan, other), (other or plan).prediction.memory.total_bytes
-    return "" if found == "fits" else f"{found}, {size(used - usable_bytes(plan, other))} too much"
+    word, used = memory_verdict(plan, other), (other or plan).prediction.memory.total_bytes
+    return "" if word == "fits" else f"{word}, {size(used - usable_bytes(plan, other))} too much"
 
 
 def ranked_alternatives(plan: Plan) -> list[Alternative]:
@@ -213,8 +213,8 @@ class PlanFacts:
     @cached_property
     def dtypes(self) -> Mapping[str, int]:
         """The number of operators with real results by dtype, the most frequent first."""
-        found = Counter(self.graph.types[n.name].dtype for n in self.operators if n.op != "cast")
-        return {dtype: count for dtype, count in found.most_common() if is_float(dtype)}
+        counts = Counter(self.graph.types[n.name].dtype for n in self.operators if n.op != "cast")
+        return {dtype: count for dtype, count in counts.most_common() if is_float(dtype)}
 
     @cached_property
     def recomputation(self) -> Recomputation:
@@ -242,7 +242,7 @@ class PlanFacts:
 
         def facts(axis: int) -> AxisFacts:
             split = [(self.uses[n.name][axis], self.costs[n.name].compute_s) for n in self.operators]
-            stored = [kept[axis] for kept in self.storage.values()]
+            stored = [stored_as[axis] for stored_as in self.storage.values()]
             return AxisFacts(
                 self.mesh.names[axis],
                 self.mesh.sizes[axis],
@@ -295,13 +295,13 @@ class PlanFacts:
         """The storage of each parameter along each axis."""
         gathered = {(origin.name, move.axis) for origin, move, _ in self.moves if move.before.is_shard}
 
-        def kept(parameter: Node) -> tuple[StoredAs, ...]:
+        def ways(parameter: Node) -> tuple[StoredAs, ...]:
             return tuple(
                 "whole" if not x.is_shard else "gathered" if (parameter.name, axis) in gathered else "sharded"
                 for axis, x in enumerate(self.graph.types[parameter.name].layouts)
             )
 
-        return {n.name: kept(n) for n in self.graph.leaves("parameter")}
+        return {n.name: ways(n) for n in self.graph.leaves("parameter")}
 
     # ---- moves ----
 
@@ -314,8 +314,8 @@ class PlanFacts:
     @cached_property
     def exchanges(self) -> tuple[tuple[Node, str, Exchange], ...]:
         """The operators with exchanges, as (operator, its axes, the exchange along the first axis)."""
-        found = ((node, self.graph.exchanges(node)) for node in self.graph.nodes)
-        return tuple((n, " and ".join(self.mesh.names[x.axis] for x in sent), sent[0]) for n, sent in found if sent)
+        pairs = ((node, self.graph.exchanges(node)) for node in self.graph.nodes)
+        return tuple((n, " and ".join(self.mesh.names[x.axis] for x in sent), sent[0]) for n, sent in pairs if sent)
 
     @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -327,11 +327,11 @@ class PlanFacts:
         for node, axes, exchange in self.exchanges:
             cost = self.costs[node.name]
             groups[exchange.what, axes, "S", "S", *cost.counts].append(cost)
-        found = [
+        rows = [
             Traffic(*key, len(g), sum(c.communication_bytes for c in g), sum(c.communication_s for c in g))
             for key, g in groups.items()
         ]
-        return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes)))
+        return tuple(sorted(rows, key=lambda t: (-t.seconds, -t.sent_bytes)))
 
     # ---- operators that are not split ----
 
@@ -344,11 +344,11 @@ class PlanFacts:
                 if use == "whole" and self.mesh.sizes[axis] > 1:
                     name = shown_operator(node)
                     groups[self.mesh.names[axis], name, self._why_whole(node, axis)].append(node)
-        found = [
+        rows = [
             Unsplit(*key, len(nodes), sum(self.costs[n.name].compute_s for n in nodes), str(nodes[0].source))
             for key, nodes in groups.items()
         ]
-        return tuple(sorted(found, key=lambda u: -u.compute_s))
+        return tuple(sorted(rows, key=lambda u: -u.compute_s))
 
     def _why_whole(self, node: Node, axis: int) -> str:
         if is_foreign(node):

@@ -38,13 +38,13 @@ class FoundReport(Report):
         self.found = find(module_tree(facts or PlanFacts(plan)), name)
 
     def paragraphs(self) -> list[Paragraph]:
-        return [self._one(found) for found in self.found] if len(self.found) < 4 else [self._table()]
+        return [self._one(match) for match in self.found] if len(self.found) < 4 else [self._table()]
 
     def data(self) -> list[dict[str, Any]]:
         return [{"name": f.name, "shown_in": f.shown_in, **asdict(f.row)} for f in self.found]
 
-    def _one(self, found: Found) -> Paragraph:
-        row, axes = found.row, self.plan.mesh.names
+    def _one(self, match: Found) -> Paragraph:
+        row, axes = match.row, self.plan.mesh.names
         a_step = " a step" * (self.plan.mesh.num_microbatches > 1)
         facts = {
             "shape": f"{shape(row.shape)}, on a device {shape(row.local_shape)}" + self._each * (row.kind != "weight"),
@@ -54,11 +54,11 @@ class FoundReport(Report):
             "compute": self._compute(row),
             "moves": "; ".join(f"{s.axis}: {s.before} → {s.after}, {seconds(s.seconds)}{a_step}" for s in row.steps)
             or "none",
-            "shown in": found.shown_in,
+            "shown in": match.shown_in,
             "source": row.source,
         }
         lines = [f"{title:10}{text}" for title, text in facts.items() if text]
-        return Paragraph(f"{found.name}: {row.kind}, {row.dtype}", lines)
+        return Paragraph(f"{match.name}: {row.kind}, {row.dtype}", lines)
 
     @property
     def _each(self) -> str:
@@ -72,8 +72,8 @@ class FoundReport(Report):
     def _compute(self, row: ModuleRow) -> str:
         count = self.plan.mesh.num_microbatches
         parts = f" a step, {seconds(row.compute_s / count)} in each of {count} microbatches" if count > 1 else ""
-        again = ", made again in backward" if row.again else ""
-        return f"{seconds(row.compute_s)}{parts}{again}" if row.compute_s else ""
+        recomputed = ", made again in backward" if row.again else ""
+        return f"{seconds(row.compute_s)}{parts}{recomputed}" if row.compute_s else ""
 
     def _table(self) -> Paragraph:
         rows = [
@@ -95,9 +95,9 @@ def find(tree: Module, name: str) -> list[Found]:
     """
     dotted = name.partition("/")[0].replace(":", ".")  # names in timelines: `mlp.up:linear/combine`
     for module, at, shown_in in _walk(tree):
-        if found := list(_named(module, dotted, at, shown_in)):
-            exact = [f for f in found if ":" in name and f.row.name == dotted.rpartition(".")[2]]
-            return exact or found
+        if matches := list(_named(module, dotted, at, shown_in)):
+            exact = [f for f in matches if ":" in name and f.row.name == dotted.rpartition(".")[2]]
+            return exact or matches
     known = [f.name for f in _inside(tree, "", "")]
     near = get_close_matches(name, known, 3) or [n for n in known if n.endswith(f".{name.rpartition('.')[2]}")][:3]
     raise PlanError(

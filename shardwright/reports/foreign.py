@@ -27,12 +27,12 @@ class ForeignPart(NamedTuple):
 
 def foreign_parts(facts: PlanFacts) -> tuple[ForeignPart, ...]:
     """Return the foreign parts, the most expensive first."""
-    found: dict[str, list[tuple[Call, float]]] = {}
+    by_name: dict[str, list[tuple[Call, float]]] = {}
     for node in facts.graph.nodes:
         if is_foreign(node):
             call = Call.of(node)
-            found.setdefault(call.name, []).append((call, facts.costs[node.name].compute_s))
-    parts = (_part(calls, facts) for calls in found.values())
+            by_name.setdefault(call.name, []).append((call, facts.costs[node.name].compute_s))
+    parts = (_part(calls, facts) for calls in by_name.values())
     return tuple(sorted(parts, key=lambda part: -part.compute_s))
 
 

@@ -41,18 +41,18 @@ _Dims = tuple[tuple[int, int], ...]
 
 def interpolated(values: Mapping[Powers, float]) -> Form:
     """Return the polynomial with these values at `_POINTS`."""
-    found = dict(values)
+    form = dict(values)
     for b, n in product((1, 2), (1, 2)):
-        one, two, three = (found[b, h, n] for h in (1, 2, 3))
+        one, two, three = (form[b, h, n] for h in (1, 2, 3))
         square = (one - 2 * two + three) / 2
         line = two - one - 3 * square
-        found[b, 1, n], found[b, 2, n], found[b, 3, n] = one - line - square, line, square
+        form[b, 1, n], form[b, 2, n], form[b, 3, n] = one - line - square, line, square
     for h, n in product((1, 2, 3), (1, 2)):
-        found[1, h, n], found[2, h, n] = 2 * found[1, h, n] - found[2, h, n], found[2, h, n] - found[1, h, n]
+        form[1, h, n], form[2, h, n] = 2 * form[1, h, n] - form[2, h, n], form[2, h, n] - form[1, h, n]
     for b, h in product((1, 2), (1, 2, 3)):
-        found[b, h, 1], found[b, h, 2] = 2 * found[b, h, 1] - found[b, h, 2], found[b, h, 2] - found[b, h, 1]
-    largest = max(map(abs, found.values()), default=0.0)
-    return {(b - 1, h - 1, n - 1): c for (b, h, n), c in found.items() if abs(c) > 1e-9 * largest}
+        form[b, h, 1], form[b, h, 2] = 2 * form[b, h, 1] - form[b, h, 2], form[b, h, 2] - form[b, h, 1]
+    largest = max(map(abs, form.values()), default=0.0)
+    return {(b - 1, h - 1, n - 1): c for (b, h, n), c in form.items() if abs(c) > 1e-9 * largest}
 
 
 class Formulas:
@@ -101,42 +101,42 @@ class Formulas:
     @cached_property
     def dims(self) -> dict[str, _Dims]:
         """The exponents of the batch and of the hidden size in each dimension of each node."""
-        found = dict[str, _Dims]()
+        dims_by_name = dict[str, _Dims]()
         for node in self.graph.nodes:
             if node.op in ("parameter", "buffer"):
                 grown = node.op == "parameter"
-                found[node.name] = tuple((0, int(grown and d in self.growing)) for d in self._shape(node))
+                dims_by_name[node.name] = tuple((0, int(grown and d in self.growing)) for d in self._shape(node))
             elif node.is_leaf:
-                found[node.name] = tuple(
+                dims_by_name[node.name] = tuple(
                     (int(d == 0 and node.op == "input"), 0) for d, _ in enumerate(self._shape(node))
                 )
             elif node.is_parallel:
-                found[node.name] = found[node.inputs[0]]
+                dims_by_name[node.name] = dims_by_name[node.inputs[0]]
             else:
-                found[node.name] = self._result(node, found)
-        return found
+                dims_by_name[node.name] = self._result(node, dims_by_name)
+        return dims_by_name
 
-    def _result(self, node: Node, found: Mapping[str, _Dims]) -> _Dims:
+    def _result(self, node: Node, known: Mapping[str, _Dims]) -> _Dims:
         shape = self._shape(node)
         if node.op == OPAQUE:
             return ((0, 0),) * len(shape)
-        of, result = self._factors(node, found), self.graph.signature(node).result
+        of, result = self._factors(node, known), self.graph.signature(node).result
         seen = {f for dims in self.graph.signature(node).operands for dim in dims for f in dim}
-        alike = next((found[i] for i in node.inputs if len(found[i]) == len(shape)), ((0, 0),) * len(shape))
+        alike = next((known[i] for i in node.inputs if len(known[i]) == len(shape)), ((0, 0),) * len(shape))
         return tuple(
             _times(of[f] for f in dim) if seen.issuperset(dim) else alike[d] if shape[d] > 1 else (0, 0)
             for d, dim in enumerate(result)
         )
 
-    def _factors(self, node: Node, found: Mapping[str, _Dims]) -> list[tuple[int, int]]:
+    def _factors(self, node: Node, dims_by_name: Mapping[str, _Dims]) -> list[tuple[int, int]]:
         """Return the same exponents for an operator's factors; in a dimension of several, the first one grows."""
         signature = self.graph.signature(node)
         powers = [(0, 0)] * len(signature.factors)
         for name, dims in zip(node.inputs, signature.operands, strict=False):
-            for own, dim in zip(found[name], dims, strict=True):
+            for powers_of_dim, dim in zip(dims_by_name[name], dims, strict=True):
                 real = [f for f in dim if signature.factors[f].size > 1]
-                if real and own != (0, 0) and _times(powers[f] for f in dim) == (0, 0):
-                    powers[real[0]] = own
+                if real and powers_of_dim != (0, 0) and _times(powers[f] for f in dim) == (0, 0):
+                    powers[real[0]] = powers_of_dim
         return powers
 
     # ---- kernels ----
@@ -178,8 +178,8 @@ class Formulas:
         senders: float = num_senders(split, sizes)
         if self.axis is not None and split[self.axis].sends:
             senders /= at[2]  # fewer devices have the parts of all
-        own, step = dict(node.attrs), step_along(split, sizes, row.offset if row is not None else None)
-        part = Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node), senders, step)
+        attrs, step = dict(node.attrs), step_along(split, sizes, row.offset if row is not None else None)
+        part = Local(row, attrs, signature, extents, local, mine, drawn, written(self.graph, node), senders, step)
         return passes(part)
 
     def _node(self, node: Node) -> Form:
@@ -188,7 +188,7 @@ class Formulas:
         there = {at: self._passes(node, at) for at in _POINTS}
         compute, times = self.steps.compute, self.graph.mesh.num_microbatches
         paces = compute.device.paces.get(node.op, (1.0, 1.0))
-        found = defaultdict[Powers, float](float)
+        total = defaultdict[Powers, float](float)
         total_s = self.facts.costs[node.name].compute_s
         for side, dispatch_s in enumerate(compute.dispatch_s(node.op, here)):
             works = (here.forward, here.backward)[side]
@@ -198,14 +198,14 @@ class Formulas:
             ]
             own_s = paces[side] * sum(sum(form.values()) for form in forms)
             if works and (compute.device.kind != "cuda" or own_s < dispatch_s):
-                found[ONE] += dispatch_s
+                total[ONE] += dispatch_s
             if works and (compute.device.kind != "cuda" or own_s >= dispatch_s):
                 for form in forms:
                     for powers, value in form.items():
-                        found[powers] += paces[side] * value
-        own_s = sum(found.values())
+                        total[powers] += paces[side] * value
+        own_s = sum(total.values())
         often = total_s / own_s if own_s > 0 else times  # microbatches, and recomputation
-        return {powers: often * value for powers, value in found.items()}
+        return {powers: often * value for powers, value in total.items()}
 
     def _work(self, work: Work, there: Mapping[Powers, Work]) -> Form:
         """Return the seconds of a kernel; beside its launch, they grow as its arithmetic or its bytes."""
@@ -225,7 +225,7 @@ class Formulas:
 
     @cached_property
     def compute_s(self) -> Form:
-        found = defaultdict[Powers, float](float)
+        form = defaultdict[Powers, float](float)
         known = dict[object, Form]()
         for node in self.graph.nodes:
             if node.is_leaf or node.is_parallel or not (cost_s := self.facts.costs[node.name].compute_s):
@@ -237,19 +237,19 @@ class Formulas:
             if key not in known:
                 known[key] = self._node(node)
             for powers, value in known[key].items():
-                found[powers] += value
-        return found
+                form[powers] += value
+        return form
 
     @cached_property
     def optimizer_s(self) -> Form:
-        found = defaultdict[Powers, float](float)
+        form = defaultdict[Powers, float](float)
         overhead_s = self.steps.compute.device.update_overhead_s
         for leaf in self.graph.leaves("parameter"):
             cost_s = self.facts.costs[leaf.name].compute_s
             if cost_s:
-                found[ONE] += overhead_s
-                found[self._powers(leaf.name)] += cost_s - overhead_s
-        return found
+                form[ONE] += overhead_s
+                form[self._powers(leaf.name)] += cost_s - overhead_s
+        return form
 
     def _powers(self, name: str, *, whole: bool = False) -> Powers:
         """Return the exponents of a device's part of a value; `whole`: as if the axis of nodes did not split it."""
@@ -260,7 +260,7 @@ class Formulas:
     @cached_property
     def moved(self) -> list[tuple[str, Powers, Form, float]]:
         """The collectives, or pairs of them: the axis, the exponents of its bytes, its seconds, and its bytes."""
-        found = list[tuple[str, Powers, Form, float]]()
+        rows = list[tuple[str, Powers, Form, float]]()
         mesh, costs = self.graph.mesh, self.steps.move_costs
         for name, (start, move) in self.steps.fused.items():
             cost = self.facts.costs[name]
@@ -277,12 +277,12 @@ class Formulas:
                     slope_s += times * (more - here) * 2**16
             slope_s = min(slope_s, cost.communication_s)
             form = _added({powers: slope_s}, {ONE: cost.communication_s - slope_s})
-            found.append((mesh.names[move.axis], powers, form, cost.communication_bytes))
+            rows.append((mesh.names[move.axis], powers, form, cost.communication_bytes))
         for node, _, _ in self.facts.exchanges:
             cost = self.facts.costs[node.name]
             powers = self._powers(node.name)
-            found.append(("", powers, {powers: cost.communication_s}, cost.communication_bytes))
-        return found
+            rows.append(("", powers, {powers: cost.communication_s}, cost.communication_bytes))
+        return rows
 
     @cached_property
     def communication_s(self) -> Form:
@@ -321,11 +321,11 @@ class Formulas:
         from sympy import Float, Integer, Symbol
 
         n, b, h = (Symbol(name, positive=True) for name in "nbh")
-        found: Expr = Integer(0)
+        total: Expr = Integer(0)
         for (i, j, k), value in sorted(form.items(), reverse=True):
             coefficient = value / self.batch**i / self.hidden**j * self.num_nodes**k
-            found += Float(coefficient, 4) * b**i * h**j / n**k
-        return found
+            total += Float(coefficient, 4) * b**i * h**j / n**k
+        return total
 
 
 def _times(powers: Any) -> tuple[int, int]:  # noqa: ANN401 - any iterable of pairs
@@ -334,8 +334,8 @@ def _times(powers: Any) -> tuple[int, int]:  # noqa: ANN401 - any iterable of pa
 
 
 def _added(*forms: Form) -> Form:
-    found = defaultdict[Powers, float](float)
+    total = defaultdict[Powers, float](float)
     for form in forms:
         for powers, value in form.items():
-            found[powers] += value
-    return {powers: value for powers, value in found.items() if value}
+            total[powers] += value
+    return {powers: value for powers, value in total.items() if value}

@@ -26,19 +26,19 @@ class FormulaReport(Report):
         self.facts, self.formulas = facts, Formulas(facts)
 
     def paragraphs(self) -> list[Paragraph]:
-        own, p = self.formulas, self.facts.prediction
-        axis = "–" if own.axis is None else self.facts.mesh.names[own.axis]
-        rows = f"rows of tables ({_list(sorted(own.rows))}) do not"
+        forms, p = self.formulas, self.facts.prediction
+        axis = "–" if forms.axis is None else self.facts.mesh.names[forms.axis]
+        rows = f"rows of tables ({_list(sorted(forms.rows))}) do not"
         lines = [
-            f"n = {own.num_nodes}  {_nodes(self.facts)}; more share the batch, or what they store, along axis {axis}",
-            f"b = {own.batch}  examples of a step",
-            f"h = {own.hidden}  hidden size; of parameters, sizes {_list(own.growing)} grow with it, {rows}",
+            f"n = {forms.num_nodes}  {_nodes(self.facts)}; more share the batch, or what they store, along axis {axis}",
+            f"b = {forms.batch}  examples of a step",
+            f"h = {forms.hidden}  hidden size; of parameters, sizes {_list(forms.growing)} grow with it, {rows}",
         ]
-        told = []
-        for name, form in own.all.items():
-            value = own.at(form)
+        terms = []
+        for name, form in forms.all.items():
+            value = forms.at(form)
             shown = seconds(value) if name.endswith("_s") else size(value)
-            told.append(f"{_WORDS[name]}: {own.expression(form)} = {shown}")
+            terms.append(f"{_WORDS[name]}: {forms.expression(form)} = {shown}")
         hidden_s = p.communication_s - p.exposed_s
         step = (
             f"step: compute + optimizer + communication − hidden + slowdown; in the plan {seconds(hidden_s)} of "
@@ -46,7 +46,7 @@ class FormulaReport(Report):
             "closed form: the timeline says it"
         )
         return [
-            Paragraph("Closed forms of a step, in seconds and bytes", lines), Paragraph("Forms", [*told, step]),
+            Paragraph("Closed forms of a step, in seconds and bytes", lines), Paragraph("Forms", [*terms, step]),
             Paragraph("Where they hold", list(self.limits)),
         ]  # fmt: skip
 
@@ -63,15 +63,16 @@ class FormulaReport(Report):
         )
 
     def data(self) -> dict[str, Any]:
-        own = self.formulas
+        forms = self.formulas
         return {
-            "nodes": own.num_nodes,
-            "batch": own.batch,
-            "hidden": own.hidden,
-            "grow": own.growing,
-            "rows": sorted(own.rows),
+            "nodes": forms.num_nodes,
+            "batch": forms.batch,
+            "hidden": forms.hidden,
+            "grow": forms.growing,
+            "rows": sorted(forms.rows),
             "forms": {
-                name: {"expression": str(own.expression(form)), "value": own.at(form)} for name, form in own.all.items()
+                name: {"expression": str(forms.expression(form)), "value": forms.at(form)}
+                for name, form in forms.all.items()
             },
             "limits": list(self.limits),
         }

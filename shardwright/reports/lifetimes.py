@@ -47,9 +47,11 @@ class Gathered:
 def gathered_weights(graph: Graph, parameters: Mapping[str, Parameter]) -> tuple[Gathered, ...]:
     """Return the gathered weights by lifetime and axes, in the order of the model. `parameters`: by leaf."""
     groups: dict[tuple[Zero, str, tuple[str, ...]], list[Parameter]] = defaultdict(list)
-    for own in parameters.values():
-        if own.slices is not None:
-            groups[lifetime_of(own.slices), own.slices.axis, _copies(graph, own.leaf)].append(own)
+    for parameter in parameters.values():
+        if parameter.slices is not None:
+            groups[lifetime_of(parameter.slices), parameter.slices.axis, _copies(graph, parameter.leaf)].append(
+                parameter
+            )
     return tuple(
         Gathered(
             *key,
@@ -79,8 +81,8 @@ def lifetime_words(zero: Zero, mesh: Mesh) -> str:
 
 def lifetime_names(zeros: Iterable[Zero], mesh: Mesh) -> str:
     """Return the distinct names, `ZeRO-1, ZeRO-3`, the shortest lifetime last; "" for none."""
-    found = set(zeros)
-    return ", ".join(dict.fromkeys(lifetime_name(zero, mesh) for zero in ZEROS if zero in found))
+    present = set(zeros)
+    return ", ".join(dict.fromkeys(lifetime_name(zero, mesh) for zero in ZEROS if zero in present))
 
 
 def how_often(count: int, mesh: Mesh) -> str:

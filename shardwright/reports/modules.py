@@ -55,16 +55,16 @@ def _is_shown(node: Node, moves: bool) -> bool:
 
 def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
     """Return the moves of each value, by the node that makes it."""
-    found: dict[str, list[Transfer]] = defaultdict(list)
+    transfers: dict[str, list[Transfer]] = defaultdict(list)
     for origin, move, cost in facts.moves:
         where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
         how = (*cost.collectives, *cost.counts, cost.communication_s, cost.communication_bytes)
-        found[origin.name].append(Transfer(*where, *how))
+        transfers[origin.name].append(Transfer(*where, *how))
     for node, axes, exchange in facts.exchanges:
         cost = facts.costs[node.name]
         how = (*cost.collectives, *cost.counts, cost.communication_s, cost.communication_bytes)
-        found[node.name].append(Transfer(axes, *exchange.ends, *how))
-    return found
+        transfers[node.name].append(Transfer(axes, *exchange.ends, *how))
+    return transfers
 
 
 def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
@@ -118,13 +118,13 @@ def _hoisted(module: Module) -> list[Module]:
 def _compared(modules: Iterable[Module]) -> tuple[Module, ...]:
     """Return the modules; each of a numbered group has its differences from the first of them."""
     firsts: dict[str, Module] = {}
-    found: list[Module] = []
+    compared: list[Module] = []
     for module in modules:
         stem = module.members[0].rpartition(".")[0]
         first = firsts.setdefault(stem, module) if _number(module) is not None else module
-        own = "" if first is module else f"from {first.label}: {differences(module, first)}"
-        found.append(replace(module, differs=own))
-    return tuple(found)
+        text = "" if first is module else f"from {first.label}: {differences(module, first)}"
+        compared.append(replace(module, differs=text))
+    return tuple(compared)
 
 
 def _number(module: Module) -> int | None:

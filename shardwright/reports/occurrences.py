@@ -44,8 +44,8 @@ class Occurrences:
         """Count the nodes that the first root can stand for."""
         if any(isinstance(root, Variable) for root in side) or not self._ops.issuperset(_ops(side)):
             return 0
-        found = extended(PartialMatch(self.graph, rule, axes), side)
-        return len({match.placed[side[0]] for match in found if match.solved()})
+        matches = extended(PartialMatch(self.graph, rule, axes), side)
+        return len({match.placed[side[0]] for match in matches if match.solved()})
 
 
 def _sides(rule: Equation) -> list[Side]:

@@ -47,11 +47,11 @@ def stored_parameters(facts: PlanFacts) -> dict[str, StoredFacts]:
 
 def _stored(facts: PlanFacts, leaf: Node) -> StoredFacts:
     kind, mesh, stages = facts.graph.types[leaf.name], facts.mesh, facts.program.stages
-    own = [n for n, stage in enumerate(stages) if any(leaf.name in piece.leaves for piece in stage.pieces)]
-    own = own or [*range(len(stages))]
+    holders = [n for n, stage in enumerate(stages) if any(leaf.name in piece.leaves for piece in stage.pieces)]
+    holders = holders or [*range(len(stages))]
     meshes = stage_meshes(mesh, facts.plan.execution)
-    firsts, mesh = first_ranks(meshes), meshes[own[0]]
-    copies = sum(_copies(meshes[stage], kind) for stage in own)
+    firsts, mesh = first_ranks(meshes), meshes[holders[0]]
+    copies = sum(_copies(meshes[stage], kind) for stage in holders)
     return StoredFacts(
         kind.shape,
         kind.local_shape(mesh),
@@ -61,7 +61,7 @@ def _stored(facts: PlanFacts, leaf: Node) -> StoredFacts:
         lifetime_name(facts.lifetimes[leaf.name], mesh) if leaf.name in facts.lifetimes else "",
         kind.num_elements * ITEM_BYTES[kind.dtype],
         kind.local_bytes(mesh),
-        ranges([rank for stage in own for rank in range(firsts[stage], firsts[stage + 1])]),
+        ranges([rank for stage in holders for rank in range(firsts[stage], firsts[stage + 1])]),
         copies,
     )
 

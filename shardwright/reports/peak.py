@@ -49,63 +49,63 @@ def peak_values(facts: PlanFacts, stage: int) -> list[PeakValue]:
     for (category, name), (num_bytes, count) in _live(facts, stage).items():
         block, label = facts.names.of(name)
         groups[category, label].append((block, num_bytes, count))
-    found = [
-        PeakValue(*key, names_of(filter(None, (block for block, _, _ in own))),
-                  sum(count for _, _, count in own), sum(num_bytes for _, num_bytes, _ in own))
-        for key, own in groups.items()
+    values = [
+        PeakValue(*key, names_of(filter(None, (block for block, _, _ in members))),
+                  sum(count for _, _, count in members), sum(num_bytes for _, num_bytes, _ in members))
+        for key, members in groups.items()
     ]  # fmt: skip
     for category, label in _UNNAMED.items():
         if (num_bytes := _unnamed(facts, stage, category)) > 0:
-            found.append(PeakValue(category, label, "", 1, num_bytes))
-    return sorted(found, key=lambda value: -value.num_bytes)
+            values.append(PeakValue(category, label, "", 1, num_bytes))
+    return sorted(values, key=lambda value: -value.num_bytes)
 
 
 def _unnamed(facts: PlanFacts, stage: int, category: str) -> float:
     """Return the bytes of a category that are always there and belong to no parameter."""
     if category == "slack":
         return facts.timeline.stages[stage].memory.slack_bytes
-    own = facts.program.stages[stage]
-    return own.state.get(category, 0.0) - sum(n for (other, _), n in own.held.items() if other == category)
+    program = facts.program.stages[stage]
+    return program.state.get(category, 0.0) - sum(n for (other, _), n in program.held.items() if other == category)
 
 
 def _live(facts: PlanFacts, stage: int) -> _Held:
     """Return named memory: of parameters, of microbatches in flight, and of the segment with the peak."""
     timeline = facts.timeline.stages[stage]
     held = facts.program.stages[stage].held
-    found: _Held = {key: (num_bytes, 1) for key, num_bytes in held.items()}
+    held_now: _Held = {key: (num_bytes, 1) for key, num_bytes in held.items()}
     before = defaultdict[SegmentTimeline, int](int)
     for place in timeline.placed[: timeline.peak_place]:
         before[place.timeline] += 1
     for earlier, times in before.items():
-        _add(found, _left(earlier), times)
-    _add(found, _inside(timeline.placed[timeline.peak_place].timeline))
-    return {key: (num_bytes, count) for key, (num_bytes, count) in found.items() if count > 0 and num_bytes > 0.5}
+        _add(held_now, _left(earlier), times)
+    _add(held_now, _inside(timeline.placed[timeline.peak_place].timeline))
+    return {key: (num_bytes, count) for key, (num_bytes, count) in held_now.items() if count > 0 and num_bytes > 0.5}
 
 
-def _add(found: _Held, others: Mapping[tuple[str, str], tuple[float, int]], times: int = 1) -> None:
+def _add(total: _Held, others: Mapping[tuple[str, str], tuple[float, int]], times: int = 1) -> None:
     for key, (num_bytes, count) in others.items():
-        own_bytes, own = found.get(key, (0.0, 0))
-        found[key] = own_bytes + times * num_bytes, own + times * count
+        own_bytes, count_before = total.get(key, (0.0, 0))
+        total[key] = own_bytes + times * num_bytes, count_before + times * count
 
 
 def _left(timeline: SegmentTimeline) -> _Held:
     """Return the memory that a segment leaves behind, negative where it frees."""
-    found: _Held = {}
+    held: _Held = {}
     for buffer in timeline.segment.buffers:
         change = (buffer.taken is not None) - bool(buffer.freed)
         if change:
-            _add(found, {(buffer.category, buffer.name): (change * buffer.num_bytes, change)})
-    return found
+            _add(held, {(buffer.category, buffer.name): (change * buffer.num_bytes, change)})
+    return held
 
 
 def _inside(timeline: SegmentTimeline) -> _Held:
     """Return the memory that a segment has taken until its peak, less the memory that it has freed."""
-    found: _Held = {}
+    held: _Held = {}
     course = timeline.course()
     for number, given_back in course.buffers[: course.peak + 1]:
         buffer, change = timeline.segment.buffers[number], -1 if given_back else 1
-        _add(found, {(buffer.category, buffer.name): (change * buffer.num_bytes, change)})
-    return found
+        _add(held, {(buffer.category, buffer.name): (change * buffer.num_bytes, change)})
+    return held
 
 
 def fullest(facts: PlanFacts) -> int:

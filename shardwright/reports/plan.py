@@ -343,10 +343,10 @@ def _each_device(plan: Plan) -> str:
 
 
 def _memory(facts: PlanFacts) -> Paragraph:
-    told = facts.plan.prediction
-    memory = told.memory
+    prediction = facts.plan.prediction
+    memory = prediction.memory
     title = f"Memory ({size(memory.total_bytes)} at the peak, on {_each_device(facts.plan)})"
-    peak = f"peak: {facts.names.moment(told.peak_at)}"
+    peak = f"peak: {facts.names.moment(prediction.peak_at)}"
     return Paragraph(title, [peak], ("category", ">bytes", ">share", ""), memory_rows(memory))
 
 

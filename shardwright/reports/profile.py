@@ -70,11 +70,11 @@ class Profile:
         if not isinstance(data, dict) or [data.get(key) for key in ("format", "version")] != [FORMAT, VERSION]:
             raise PlanError(f"{source}: this is not a profile; expected what `shardwright profile` writes")
         given: dict[str, Any] = data
-        told: dict[str, Any] = {field.name: given.get(field.name) for field in fields(cls)}
-        if wrong := next((f.name for f in fields(cls) if not _is_a(str(f.type), told[f.name])), None):
+        values: dict[str, Any] = {field.name: given.get(field.name) for field in fields(cls)}
+        if wrong := next((f.name for f in fields(cls) if not _is_a(str(f.type), values[f.name])), None):
             raise PlanError(f"{source}: field {wrong!r} is not as it should be; profile again")
-        told["parts"] = tuple((*part,) for part in told["parts"])
-        return cls(**told)
+        values["parts"] = tuple((*part,) for part in values["parts"])
+        return cls(**values)
 
     def check(self, plan: Plan) -> None:
         """Raise `PlanError` if the profile is of another plan."""
@@ -135,7 +135,7 @@ class ProfileReport(Report):
     @cached_property
     def _predicted(self) -> dict[tuple[str, str], float]:
         """Predicted seconds by block and place; messages for parameters, and the update, are places too."""
-        found, stages = defaultdict[tuple[str, str], float](float), self.facts.timeline.stages
+        by_place, stages = defaultdict[tuple[str, str], float](float), self.facts.timeline.stages
         for stage in stages:
             for placed in stage.placed:
                 for task in placed.timeline.segment.tasks_in_all():
@@ -144,8 +144,8 @@ class ProfileReport(Report):
                     if place != OPTIMIZER and task.stream != COMPUTE and "/" not in place:
                         place = PARAMETERS
                     if task.seconds > 0:
-                        found[block, place] += task.seconds / len(stages)
-        return found
+                        by_place[block, place] += task.seconds / len(stages)
+        return by_place
 
     @cached_property
     def _one_by_one(self) -> list[tuple[str, Both]]:
@@ -153,13 +153,15 @@ class ProfileReport(Report):
         predicted, measured = dict(self._predicted), defaultdict[tuple[str, str], float](float)
         for block, place, _, taken_s in self.profile.parts:
             measured[block, place] += taken_s
-        found = list[tuple[str, Both]]()
+        rows = list[tuple[str, Both]]()
         for (block, places), taken_s in measured.items():
-            own = [places] if places in (PARAMETERS, ELSEWHERE) else [p.removeprefix(":") for p in places.split(" ")]
-            main = max(own, key=lambda place: predicted.get((block, place), 0.0))
-            told_s = sum(predicted.pop((block, place), 0.0) for place in own)
-            found.append((block, Both(main, taken_s, told_s)))
-        return found + [(block, Both(place, 0.0, told_s)) for (block, place), told_s in predicted.items()]
+            candidates = (
+                [places] if places in (PARAMETERS, ELSEWHERE) else [p.removeprefix(":") for p in places.split(" ")]
+            )
+            main = max(candidates, key=lambda place: predicted.get((block, place), 0.0))
+            told_s = sum(predicted.pop((block, place), 0.0) for place in candidates)
+            rows.append((block, Both(main, taken_s, told_s)))
+        return rows + [(block, Both(place, 0.0, told_s)) for (block, place), told_s in predicted.items()]
 
     @cached_property
     def kinds(self) -> list[Both]:
@@ -182,13 +184,14 @@ class ProfileReport(Report):
         return Both("step", self.profile.step_s, self.facts.prediction.step_s)
 
     def paragraphs(self) -> list[Paragraph]:
-        own, whole = self.profile, self.step
+        profile, whole = self.profile, self.step
         took = f"{seconds(whole.measured_s)} at the median of steps without a profiler"
         lines = [
             f"step      measured {took}, predicted {seconds(whole.predicted_s)}: {whole.ratio}",
             (
-                f"profiled  {plural(own.num_steps, 'step')} of {seconds(own.profiled_step_s)} on {own.num_ranks} ranks "
-                f"({own.device}, torch {own.torch}), {percent(self.covered)} of it by name"
+                f"profiled  {plural(profile.num_steps, 'step')} of {seconds(profile.profiled_step_s)} on "
+                f"{profile.num_ranks} ranks ({profile.device}, torch {profile.torch}), "
+                f"{percent(self.covered)} of it by name"
             ),
             f"rests on  {provenance(self.facts.plan.cluster)}",
             (
@@ -196,7 +199,7 @@ class ProfileReport(Report):
                 "includes the wait for others, and may lie beside compute. The most off comes first."
             ),
         ]
-        title = f"{own.model} on mesh {own.mesh}: measured against predicted"
+        title = f"{profile.model} on mesh {profile.mesh}: measured against predicted"
         return [
             Paragraph(title, lines),
             _table("By kind", "kind", self.kinds),
@@ -211,16 +214,16 @@ class ProfileReport(Report):
         return min(1.0, named_s / max(self.profile.profiled_step_s, 1e-12))
 
     def data(self) -> dict[str, Any]:
-        own = self.profile
+        profile = self.profile
         tables = {"kinds": self.kinds, "blocks": self.blocks, "places": self.places}
         return {
-            "model": own.model,
-            "mesh": own.mesh,
-            "device": own.device,
-            "torch": own.torch,
-            "num_ranks": own.num_ranks,
-            "num_steps": own.num_steps,
-            "profiled_step_s": own.profiled_step_s,
+            "model": profile.model,
+            "mesh": profile.mesh,
+            "device": profile.device,
+            "torch": profile.torch,
+            "num_ranks": profile.num_ranks,
+            "num_steps": profile.num_steps,
+            "profiled_step_s": profile.profiled_step_s,
             "covered": self.covered,
             "step": self.step._asdict(),
             **{name: [both._asdict() for both in rows] for name, rows in tables.items()},
@@ -241,8 +244,8 @@ def _summed(rows: Iterable[tuple[str, Both]]) -> list[Both]:
     for name, both in rows:
         total[name][0] += both.measured_s
         total[name][1] += both.predicted_s
-    found = [Both(name, *sides) for name, sides in total.items()]
-    return sorted(found, key=lambda both: -abs(both.off_s))
+    summed = [Both(name, *sides) for name, sides in total.items()]
+    return sorted(summed, key=lambda both: -abs(both.off_s))
 
 
 def _table(title: str, what: str, rows: Sequence[Both]) -> Paragraph:

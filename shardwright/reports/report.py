@@ -90,9 +90,9 @@ def _list(lines: Sequence[str]) -> Iterator[str]:
 
 def _item(line: str) -> str:
     text = line.strip()
-    found = _LABELLED.fullmatch(text)
-    told = f"**{marked_down(found[1])}** {marked_down(found[2])}" if found else marked_down(text)
-    return f"{'  ' if line.startswith(' ') else ''}- {told}"
+    labelled = _LABELLED.fullmatch(text)
+    text_of_item = f"**{marked_down(labelled[1])}** {marked_down(labelled[2])}" if labelled else marked_down(text)
+    return f"{'  ' if line.startswith(' ') else ''}- {text_of_item}"
 
 
 def _cell(text: str) -> str:

@@ -64,13 +64,13 @@ def _counted(what: str, dtypes: Iterable[str], rounded: str) -> Iterator[Roundin
 
 def _casts(facts: PlanFacts) -> Iterator[Rounding]:
     """Yield the casts of the graph, by kind of value."""
-    types, found = facts.graph.types, Counter[tuple[str, str, str]]()
+    types, counts = facts.graph.types, Counter[tuple[str, str, str]]()
     for node in facts.operators:
         before, after = (types[name].dtype for name in (*node.inputs[:1], node.name))
         if node.op == "cast" and is_float(before) and is_float(after) and before != after:
             kind = "weight" if source_of(facts.graph, node.name).op == "parameter" else "activation"
-            found[kind, before, after] += 1
-    for (kind, before, after), count in found.most_common():
+            counts[kind, before, after] += 1
+    for (kind, before, after), count in counts.most_common():
         rounded = "nothing" if ITEM_BYTES[after] > ITEM_BYTES[before] else "each once"
         yield Rounding(f"{kind}s that are cast, from {before}", after, count, rounded)
 
@@ -93,20 +93,22 @@ def _summed(graph: Graph) -> Iterator[str]:
 
 def _gathered(parameters: Iterable[Parameter]) -> Iterator[Rounding]:
     """Yield the weights as they are gathered from their slices."""
-    for (own, used, encoding), count in Counter(
+    for (dtype, used, encoding), count in Counter(
         (p.dtype, p.used_dtype, p.gathered_as) for p in parameters if p.slices is not None
     ).most_common():
-        rounded = "nothing" if used == own else "each slice, before it"
+        rounded = "nothing" if used == dtype else "each slice, before it"
         if encoding is not None:
-            rounded = f"each, as {encoding.name}" if used == own else f"{rounded}, and then as {encoding.name}"
+            rounded = f"each, as {encoding.name}" if used == dtype else f"{rounded}, and then as {encoding.name}"
         yield Rounding("weights that are gathered", used, count, rounded)
 
 
 def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
     """Yield the dtypes in which gradients are sent to be summed over devices."""
     sent = (p for p in trained if p.sums or (p.slices is not None and p.slices.copied))
-    for (own, dtype, encoding), count in Counter((p.dtype, p.reduced_dtype, p.summed_as) for p in sent).most_common():
-        narrower = ITEM_BYTES[dtype] < ITEM_BYTES[own]
+    for (stored, dtype, encoding), count in Counter(
+        (p.dtype, p.reduced_dtype, p.summed_as) for p in sent
+    ).most_common():
+        narrower = ITEM_BYTES[dtype] < ITEM_BYTES[stored]
         rounded = "each device's gradient once, and every addition" if narrower else "every addition"
         if encoding is not None:
             first = " once, then" if narrower else ""
@@ -118,18 +120,18 @@ def precision(facts: PlanFacts) -> str:
     """Return a line with the dtypes of operators, and the roundings that one process does not make."""
     execution, narrow = facts.plan.execution, [dtype for dtype in facts.dtypes if dtype in HALVES]
     operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
-    own = {p.dtype for p in facts.parameters.values()}
+    dtypes = {p.dtype for p in facts.parameters.values()}
     parts = [f"{shown(execution.precision)}: {operators}"]
-    if narrow and not own.intersection(narrow):
+    if narrow and not dtypes.intersection(narrow):
         casts = any(low_dtype(one, "parameters") for one in every(execution.precision))
         what = "weights where they are read, and what operators give" if casts else "what products read and give"
-        kept = ["weights", "what is accumulated of their gradients", "optimizer states"]
+        in_float32 = ["weights", "what is accumulated of their gradients", "optimizer states"]
         loss = ["the loss"] * all(
             facts.graph.types[n].dtype not in HALVES for key, n in facts.graph.outputs if key == LOSS
         )
         parts += [
             f"rounded to {' and '.join(narrow)}: {what}",
-            f"kept in float32: {', '.join(kept + loss)}",
+            f"kept in float32: {', '.join(in_float32 + loss)}",
         ]
     elif not narrow and not execution.rates:
         parts.append("nothing is rounded but as one process rounds")

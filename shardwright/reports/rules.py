@@ -72,11 +72,11 @@ class RuleReport(Report):
         return [head, *_sides(rule), Paragraph("proof", list(self._proof()))]
 
     def _proof(self) -> Iterator[str]:
-        found, note = self.certificate, self.entry.note
-        if found is not None:
-            yield f"certified by {found.solver}, {found.scope}"
-            yield f"proven by {' and, independently, by '.join(found.proofs)}"
-            yield from _axioms(found.axioms)
+        certificate, note = self.certificate, self.entry.note
+        if certificate is not None:
+            yield f"certified by {certificate.solver}, {certificate.scope}"
+            yield f"proven by {' and, independently, by '.join(certificate.proofs)}"
+            yield from _axioms(certificate.axioms)
         elif failure := self.verdicts.failure(self.entry.key):
             yield from ["judged on this machine, and not certified:", *failure.splitlines()]
         else:
@@ -116,8 +116,8 @@ _KINDS = {
 
 def _facts(rule: Rule) -> Mapping[str, str]:
     if isinstance(rule, RowRule):
-        told = {"told": ", ".join(rule.local)} if rule.local else {}
-        return {"pattern": rule.pattern, "split": rule.factor or "nothing: passed through", **told}
+        facts = {"told": ", ".join(rule.local)} if rule.local else {}
+        return {"pattern": rule.pattern, "split": rule.factor or "nothing: passed through", **facts}
     if isinstance(rule, StepRule):
         sums = any(move.op.startswith("reduce") for move in (*rule.left, *rule.right))
         return {"values": "equal over the reals: sums over devices are taken" if sums else _EXACT}

@@ -32,10 +32,13 @@ def device_mesh(mesh: Mesh) -> str:
 
 def meshes(mesh: Mesh, execution: Execution) -> str:
     """Return the stages' meshes: `mesh [dp=8] for each of 4 stages`, `meshes [dp=8], [dp=4] for 2 stages`."""
-    own, count = [device_mesh(each) for each in stage_meshes(mesh, execution)], execution.schedule.num_stages
-    if len(set(own)) > 1:
-        return f"meshes {', '.join(own)} for {count} stages"
-    return f"mesh {own[0]}" + (f" for each of {count} stages" if count > 1 else "")
+    meshes_by_stage, count = (
+        [device_mesh(each) for each in stage_meshes(mesh, execution)],
+        execution.schedule.num_stages,
+    )
+    if len(set(meshes_by_stage)) > 1:
+        return f"meshes {', '.join(meshes_by_stage)} for {count} stages"
+    return f"mesh {meshes_by_stage[0]}" + (f" for each of {count} stages" if count > 1 else "")
 
 
 _MOST_NAMED = 3
@@ -61,25 +64,33 @@ def way(facts: PlanFacts, times: int = 1) -> str:
 def microbatches(plan: Plan, times: int = 1) -> str:
     """Return the microbatches in words, `4 microbatches of 16 of the batch's 64`; `times`: batches a step."""
     count, size = plan.mesh.num_microbatches, batch_size(plan.graph)
-    told = plural(times * count, "microbatch", "microbatches")
-    return told + (f", each of {size // count} of the batch's {size}" if count > 1 and size % count == 0 else "")
+    text = plural(times * count, "microbatch", "microbatches")
+    return text + (f", each of {size // count} of the batch's {size}" if count > 1 and size % count == 0 else "")
 
 
 def _again(facts: PlanFacts) -> str:
-    mode, found = facts.plan.execution.recompute, facts.recomputation
+    mode, recomputation = facts.plan.execution.recompute, facts.recomputation
     if isinstance(mode, str):
         return _MODES[mode]
-    told = "; ".join(f"{remade_text(remade)} of {remade.blocks or 'what is in no block'}" for remade in found.remade)
-    number = sum(remade.num_blocks for remade in found.remade if remade.blocks)
-    return f"made again in backward: {told} ({number} of {found.num_blocks} blocks)" if told else _MODES["none"]
+    phrases = "; ".join(
+        f"{remade_text(remade)} of {remade.blocks or 'what is in no block'}" for remade in recomputation.remade
+    )
+    number = sum(remade.num_blocks for remade in recomputation.remade if remade.blocks)
+    return (
+        f"made again in backward: {phrases} ({number} of {recomputation.num_blocks} blocks)"
+        if phrases
+        else _MODES["none"]
+    )
 
 
 def _away(facts: PlanFacts) -> str:
     """Return what waits on the host, in words; "" for nothing."""
     if not (rows := facts.on_host):
         return ""
-    told = "; ".join(f"values in {_shown(row, _MOST_NAMED)} of {row.blocks or 'what is in no block'}" for row in rows)
-    return f"; waits on the host: {told} ({size(sum(row.num_bytes for row in rows))} of a microbatch)"
+    phrases = "; ".join(
+        f"values in {_shown(row, _MOST_NAMED)} of {row.blocks or 'what is in no block'}" for row in rows
+    )
+    return f"; waits on the host: {phrases} ({size(sum(row.num_bytes for row in rows))} of a microbatch)"
 
 
 def _shown(row: OnHost, most: int) -> str:
@@ -107,20 +118,21 @@ def again_name(execution: Execution) -> str:
         return "by stage"
     if isinstance(mode, str):
         return "" if mode == "none" else mode
-    return "by value" if any(isinstance(again, tuple) for _, again in mode) else "by block"
+    return "by value" if any(isinstance(kind, tuple) for _, kind in mode) else "by block"
 
 
 def saving(facts: PlanFacts) -> str:
     """Return the cost and the saving of recomputation, in words; "" where there is none."""
-    own, kept = facts.plan.prediction, facts.recomputation.kept
-    if kept is None:
+    prediction, plain = facts.plan.prediction, facts.recomputation.without
+    if plain is None:
         return ""
-    may_be_used = kept.memory.total_bytes <= facts.plan.report.limit_bytes
-    fit = verdict(kept.memory.total_bytes, kept.device_bytes) if may_be_used else "does not fit"
-    longer, less = own.step_s - kept.step_s, kept.memory.total_bytes - own.memory.total_bytes
+    may_be_used = plain.memory.total_bytes <= facts.plan.report.limit_bytes
+    fit = verdict(plain.memory.total_bytes, plain.device_bytes) if may_be_used else "does not fit"
+    longer, less = prediction.step_s - plain.step_s, plain.memory.total_bytes - prediction.memory.total_bytes
     return (
-        f"with everything kept, this plan would take {seconds(kept.step_s)} a step and {size(kept.memory.total_bytes)} "
-        f"on each device, which {_FITS[fit]}: making it again costs {seconds(longer)} and saves {size(less)}"
+        f"with everything kept, this plan would take {seconds(plain.step_s)} a step and "
+        f"{size(plain.memory.total_bytes)} on each device, which {_FITS[fit]}: "
+        f"making it again costs {seconds(longer)} and saves {size(less)}"
     )
 
 

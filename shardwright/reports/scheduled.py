@@ -17,23 +17,23 @@ def scheduled(facts: PlanFacts) -> list[Paragraph]:
     plan = facts.plan
     if plan.cluster.schedules is None:
         return []
-    own, clip = [use for use in uses(plan) if use.schedule is not None], clipping(plan)
+    rows, clip = [use for use in uses(plan) if use.schedule is not None], clipping(plan)
     library = plan.cluster.backend
     title = "Collectives by schedules"
-    if not own and clip.schedule is None:
+    if not rows and clip.schedule is None:
         why = "no schedule fits a group of this plan and is worth running in place of"
         return [Paragraph(title, [f"none: {why} {library}'s own algorithms"])]
     before_s, after_s = by_library(plan), plan.prediction.step_s
     gain = f"a step takes {seconds(after_s)}, and {seconds(before_s)} where {library} runs all collectives"
-    hidden = len(own) - _MOST_ROWS
+    hidden = len(rows) - _MOST_ROWS
     notes = [f"and {plural(hidden, 'more row')}, which save less"] if hidden > 0 else []
-    if any(not use.is_priced for use in own):
+    if any(not use.is_priced for use in rows):
         notes.append(f"the step's time counts sums over several axes as {library}'s; what they save comes on top")
     if clip.schedule is not None:
         notes.append(f"clipping sums over {clip.axis} by {clip.schedule.name}")
     columns = ("what", "axis", ">bytes", ">times", "schedule", ">time", f"{library}'s choice", ">its time", ">saved")
     return [Paragraph(title, [f"{gain} ({percent(1 - after_s / before_s)} less)"], columns,
-                      [_row(use, plan.execution.schedule.num_stages) for use in own[:_MOST_ROWS]], notes)]  # fmt: skip
+                      [_row(use, plan.execution.schedule.num_stages) for use in rows[:_MOST_ROWS]], notes)]  # fmt: skip
 
 
 def _row(use: Use, num_stages: int) -> tuple[str, ...]:

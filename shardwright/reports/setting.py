@@ -70,18 +70,18 @@ def _narrowed(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int)
         for cells in zip(*rows, strict=True)
     ]
     least = [
-        own if column.startswith(">") else min(own, max(len(column), min(word, _LONGEST_WORD)))
-        for column, own, word in zip(columns, natural, words, strict=True)
+        width if column.startswith(">") else min(width, max(len(column), min(word, _LONGEST_WORD)))
+        for column, width, word in zip(columns, natural, words, strict=True)
     ]
     spare, wanted = width - _total(least), sum(natural) - sum(least)
     if spare < 0:
         return None
     widths = [
-        low + (min(spare, wanted) * (own - low) // wanted if wanted else 0)
-        for low, own in zip(least, natural, strict=True)
+        low + (min(spare, wanted) * (width - low) // wanted if wanted else 0)
+        for low, width in zip(least, natural, strict=True)
     ]
-    cells = ((cell, own) for row in rows for cell, own in zip(row, widths, strict=True))
-    return widths if all(len(wrapped(cell, own, "")) <= _MOST_LINES for cell, own in cells) else None
+    cells = ((cell, width) for row in rows for cell, width in zip(row, widths, strict=True))
+    return widths if all(len(wrapped(cell, width, "")) <= _MOST_LINES for cell, width in cells) else None
 
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[Set]:

@@ -81,14 +81,14 @@ class Shown(Report):
             return cls._read(json.loads(_place(content).read_text(encoding="utf-8")))
         from shardwright.search.plan import Plan
 
-        found = cls.of_plan(Plan.from_bytes(content, str(plan_file)))
-        found.keep(content)
-        return found
+        shown = cls.of_plan(Plan.from_bytes(content, str(plan_file)))
+        shown.keep(content)
+        return shown
 
     @classmethod
-    def _read(cls, told: Mapping[str, Any]) -> Shown:
-        shown, modules = ([Paragraph(**paragraph) for paragraph in told[name]] for name in ("shown", "modules"))
-        return cls(shown, modules, told["facts"], told["timeline"], told["outdated"], told["unfit"])
+    def _read(cls, record: Mapping[str, Any]) -> Shown:
+        shown, modules = ([Paragraph(**paragraph) for paragraph in record[name]] for name in ("shown", "modules"))
+        return cls(shown, modules, record["facts"], record["timeline"], record["outdated"], record["unfit"])
 
     def keep(self, content: bytes) -> None:
         """Store the contents for later readers of the same plan file. A folder that cannot be written is no error.
@@ -110,8 +110,8 @@ class Shown(Report):
         """Return the contents with `depth` levels of modules; None: as many as fit a page."""
         if depth is None or not self.modules:
             return self
-        own = self.modules[min(depth, len(self.modules)) - 1]
-        shown = [own if paragraph.title == own.title else paragraph for paragraph in self.shown]
+        modules = self.modules[min(depth, len(self.modules)) - 1]
+        shown = [modules if paragraph.title == modules.title else paragraph for paragraph in self.shown]
         return Shown(shown, self.modules, self.facts, self.timeline, self.outdated, self.unfit)
 
     @property
@@ -136,8 +136,8 @@ class Shown(Report):
 
 
 def _place(content: bytes) -> Path:
-    own = hashlib.sha256(_source() + content).hexdigest()
-    return cache_folder() / "shown" / f"{own[:32]}.json"
+    digest = hashlib.sha256(_source() + content).hexdigest()
+    return cache_folder() / "shown" / f"{digest[:32]}.json"
 
 
 @lru_cache(maxsize=1)

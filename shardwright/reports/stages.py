@@ -36,7 +36,7 @@ def stage_facts(facts: PlanFacts) -> list[StageFacts]:
     run, count, made = facts.plan.execution, facts.plan.execution.schedule.num_stages, facts.program
     if count == 1:
         return []
-    own = stage_meshes(facts.plan.mesh, run)
+    meshes = stage_meshes(facts.plan.mesh, run)
     cut = sections(Operations(facts.graph, run), {}, by_block=True)
     chunks = [_named([cut[number].name for number, _ in share]) for share in spread(cut, made.execution.schedule.split)]
     return [
@@ -50,34 +50,34 @@ def stage_facts(facts: PlanFacts) -> list[StageFacts]:
             stage.memory.total_bytes,
             device_mesh(mesh),
         )
-        for number, (stage, mesh) in enumerate(zip(facts.timeline.stages, own, strict=True))
+        for number, (stage, mesh) in enumerate(zip(facts.timeline.stages, meshes, strict=True))
     ]
 
 
 def stages(facts: PlanFacts) -> list[Paragraph]:
     """Return a table of the stages, where there are several."""
-    found, run, step_s = stage_facts(facts), facts.plan.execution, facts.plan.prediction.step_s
-    if not found:
+    rows_of_stages, run, step_s = stage_facts(facts), facts.plan.execution, facts.plan.prediction.step_s
+    if not rows_of_stages:
         return []
     chunks = f" of {run.schedule.chunks_per_stage} chunks each" if run.schedule.chunks_per_stage > 1 else ""
-    title = f"Pipeline ({plural(len(found), 'stage')}{chunks}, schedule {run.schedule.name})"
+    title = f"Pipeline ({plural(len(rows_of_stages), 'stage')}{chunks}, schedule {run.schedule.name})"
     rows = [
         (str(s.number), " | ".join(s.has), size(s.sent_bytes), seconds(s.compute_s), seconds(s.exposed_s),
          f"{seconds(s.bubble_s)} ({percent(s.bubble_s / step_s if step_s else 0)})", size(s.memory_bytes))
-        for s in found
+        for s in rows_of_stages
     ]  # fmt: skip
     lines = ["sends: to the next stage, by each device, of one microbatch; its gradient comes back the same way"]
     columns = (">stage", "has", ">sends", ">compute", ">exposed", ">bubble", ">peak memory")
     if run.schedule.stage_sizes:
         columns = (columns[0], "mesh", *columns[1:])
-        rows = [(row[0], s.mesh, *row[1:]) for row, s in zip(rows, found, strict=True)]
+        rows = [(row[0], s.mesh, *row[1:]) for row, s in zip(rows, rows_of_stages, strict=True)]
         lines.append("meshes: as layouts are by axis, a stage of fewer devices has larger parts of what is sent")
     return [Paragraph(title, lines, columns, rows)]
 
 
 def _named(names: list[str]) -> str:
     """Return consecutively numbered blocks as a range, and operators in no block as a word."""
-    found: list[str] = []
+    parts: list[str] = []
     runs: list[tuple[str, list[int]]] = []
     for name in names:
         stem, _, number = name.rpartition(".")
@@ -88,5 +88,5 @@ def _named(names: list[str]) -> str:
         else:
             runs.append((stem, [int(number)]))
     for stem, numbers in runs:
-        found.append(f"{stem}.{ranges(numbers)}" if numbers else "other operators")
-    return ", ".join(found)
+        parts.append(f"{stem}.{ranges(numbers)}" if numbers else "other operators")
+    return ", ".join(parts)

@@ -67,8 +67,8 @@ def step_passes(timeline: Timeline) -> list[StepPass]:
         name, number = (place.item.direction, place.item.microbatch + 1) if place.item else (END, 0)
         groups.setdefault((name, place.timeline), []).append((number, end - place.start_s))
     return [
-        StepPass(name, "" if name == END else ranges([n for n, _ in own]), len(own), sum(s for _, s in own))
-        for (name, _), own in groups.items()
+        StepPass(name, "" if name == END else ranges([n for n, _ in members]), len(members), sum(s for _, s in members))
+        for (name, _), members in groups.items()
     ]
 
 

@@ -59,16 +59,16 @@ class Proven:
 
 def applied(facts: PlanFacts) -> list[Applied]:
     """Return all rules that a plan applies, in its order; uses at equal places of blocks are merged."""
-    found = defaultdict[tuple[str, str], Counter[str]](Counter)
+    counts = defaultdict[tuple[str, str], Counter[str]](Counter)
     for rewrite in facts.plan.report.rewrites:
         starts, ends = (list(_values(facts, side)) for side in (rewrite.start, rewrite.end))
         block = next((block for block, _ in (*ends, *starts) if block), "")
         between = " → ".join(", ".join(dict.fromkeys(label for _, label in side)) for side in (starts, ends))
         for rule, _ in rewrite.steps:
-            found[rule, between][block] += 1
+            counts[rule, between][block] += 1
     return [
         Applied(rule, names_of(filter(None, blocks)), between, blocks.total())
-        for (rule, between), blocks in found.items()
+        for (rule, between), blocks in counts.items()
     ]
 
 
@@ -94,10 +94,18 @@ def proven(facts: PlanFacts) -> list[Proven]:
         rule = CATALOGUE.get(name)
         if rule is None:
             return Proven(name)
-        found = Proven(name, rule.equation, rule.hash)
-        own = verdicts.certificate(rule.hash, rule.to_json())
+        rule_proven = Proven(name, rule.equation, rule.hash)
+        certificate = verdicts.certificate(rule.hash, rule.to_json())
         return (
-            replace(found, proofs=own.proofs, axioms=own.axioms, solver=own.solver, scope=own.scope) if own else found
+            replace(
+                rule_proven,
+                proofs=certificate.proofs,
+                axioms=certificate.axioms,
+                solver=certificate.solver,
+                scope=certificate.scope,
+            )
+            if certificate
+            else rule_proven
         )
 
     return list(map(known, names))

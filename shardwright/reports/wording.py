@@ -76,8 +76,8 @@ def stored_text(axis: AxisFacts, kind: StoredAs, mesh: Mesh) -> str:
     counts = Counter[str]()
     for zero, count in axis.num_gathered.items() if kind == "gathered" else ():
         counts[lifetime_name(zero, mesh)] += count
-    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    return f"{axis.num_weights[kind]} {_STORED[kind]}" + (f" ({told})" if told else "")
+    counted = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return f"{axis.num_weights[kind]} {_STORED[kind]}" + (f" ({counted})" if counted else "")
 
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
@@ -100,8 +100,8 @@ def move_text(traffic: Traffic, mesh: Mesh) -> str:
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
         return f"all-gathered{forward}; gradients reduce-scattered{backward}"
     often = backward or forward if traffic.num_forward >= traffic.num_backward else backward
-    again = "; the value again for backward" if traffic.num_forward > traffic.num_backward > 0 else ""
-    return MOVES[traffic.before, traffic.after].words + ("," if often.startswith(" ") else "") + often + again
+    moved_again = "; the value again for backward" if traffic.num_forward > traffic.num_backward > 0 else ""
+    return MOVES[traffic.before, traffic.after].words + ("," if often.startswith(" ") else "") + often + moved_again
 
 
 # ---- the whole plan ----
@@ -117,10 +117,10 @@ def memory_warning(plan: Plan, used_bytes: int) -> str:
 
 def remedies(plan: Plan) -> list[str]:
     """Return changes with which a plan would fit, a line each; none if it fits."""
-    found = plan.report.remedies
+    listed = plan.report.remedies
     if fits(plan):
         return []
-    lines = [f"{remedy.what}: a step of {seconds(remedy.step_s)}" for remedy in found]
+    lines = [f"{remedy.what}: a step of {seconds(remedy.step_s)}" for remedy in listed]
     lines = lines or ["nothing was found that would fit: more devices, a smaller batch, offload or pipeline stages"]
     return [*_too_large(plan), *lines]
 
@@ -128,14 +128,14 @@ def remedies(plan: Plan) -> list[str]:
 def _too_large(plan: Plan) -> list[str]:
     """Return a line about the largest weight if it does not fit even in equal slices."""
     graph, num_devices = plan.graph, plan.cluster.num_devices
-    kept = {str(leaf.attr("target")): kept_bytes(_stored(graph.types[leaf.name]), plan.execution)
+    sizes = {str(leaf.attr("target")): kept_bytes(_stored(graph.types[leaf.name]), plan.execution)
             for leaf in graph.leaves("parameter")}  # fmt: skip
-    largest = max(kept, key=kept.__getitem__, default="")
+    largest = max(sizes, key=sizes.__getitem__, default="")
     usable = usable_bytes(plan)
-    if not largest or not usable or kept[largest] / num_devices <= usable:
+    if not largest or not usable or sizes[largest] / num_devices <= usable:
         return []
-    least = ceil(kept[largest] / usable)
-    each = f"{size(kept[largest] / num_devices)} on each of {num_devices} devices in equal slices"
+    least = ceil(sizes[largest] / usable)
+    each = f"{size(sizes[largest] / num_devices)} on each of {num_devices} devices in equal slices"
     states = "with its gradient and optimizer states"
     return [f"{largest} alone takes {each}, {states}: at least {least} devices have to share it"]
 
@@ -153,14 +153,14 @@ def infeasible(plan: Plan) -> str:
     return f"no plan fits: {least} that may be used; what would: " + "; ".join(remedies(plan))
 
 
-def outdated(told: Prediction, now: Prediction) -> str:
+def outdated(before: Prediction, now: Prediction) -> str:
     """Return a message if a file's prediction differs from the present one of its plan; "" if they agree."""
-    pairs = (told.step_s, now.step_s), (told.memory.total_bytes, now.memory.total_bytes)
+    pairs = (before.step_s, now.step_s), (before.memory.total_bytes, now.memory.total_bytes)
     if all(abs(a - b) <= _ABOUT * b for a, b in pairs):
         return ""
-    was, found = (f"{seconds(p.step_s)} and {size(p.memory.total_bytes)}" for p in (told, now))
+    was, new = (f"{seconds(p.step_s)} and {size(p.memory.total_bytes)}" for p in (before, now))
     return (
-        f"it says a step of {was} on each device, the prediction now made of its plan is {found}; the file was edited, "
+        f"it says a step of {was} on each device, the prediction now made of its plan is {new}; the file was edited, "
         "or another version wrote it: plan again"
     )
 
@@ -246,8 +246,8 @@ def standing(plan: Plan) -> Standing:
 
 def called(other: Alternative) -> str:
     """Return the name of an alternative, with its recomputation if the name does not include it."""
-    again = again_name(other.execution)
-    return other.name + (f", {again} recomputation" if again and "recomputation" not in other.name else "")
+    mode = again_name(other.execution)
+    return other.name + (f", {mode} recomputation" if mode and "recomputation" not in other.name else "")
 
 
 def quality(plan: Plan) -> str:
@@ -265,8 +265,8 @@ def quality(plan: Plan) -> str:
         return f"no bound was proven; {searched}"
     gap = plan.prediction.step_s / report.bound_s - 1
     cut = plural(plan.mesh.num_microbatches, "microbatch", "microbatches")
-    again = "the same recomputation" if isinstance(plan.execution.recompute, str) else "nothing made again"
-    searched = f"in {cut} with {again}, whatever memory they take, {searched}"
+    recomputing = "the same recomputation" if isinstance(plan.execution.recompute, str) else "nothing made again"
+    searched = f"in {cut} with {recomputing}, whatever memory they take, {searched}"
     if gap < -5e-5:
         return f"proven better than every layout of the operators as they were written, {searched}"
     if gap < 5e-5:
@@ -283,9 +283,11 @@ def rewrites(plan: Plan) -> str:
 
 def idle(plan: Plan) -> str:
     """Return the unused devices of the cluster and the reason, `3 of 7 devices idle: …`, or ""."""
-    own = plan.idle
+    left_out = plan.idle
     return (
-        f"{own.num_devices} of {plan.cluster.num_devices + own.num_devices} devices idle: {own.reason}" if own else ""
+        f"{left_out.num_devices} of {plan.cluster.num_devices + left_out.num_devices} devices idle: {left_out.reason}"
+        if left_out
+        else ""
     )
 
 

@@ -29,9 +29,9 @@ def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None, answers: 
     `profile`: measurements, as in `ProfileReport.data`; `answers`: to questions about this plan.
     """
     drawn = (plan if isinstance(plan, Shown) else Shown.of_plan(plan)).drawn
-    asked = [asdict(paragraph) for answer in answers for paragraph in answer.paragraphs]
-    own = {**drawn, "profile": profile, "answers": asked, "version": __version__}
-    data = json.dumps(own, separators=(",", ":"), ensure_ascii=False)
+    paragraphs = [asdict(paragraph) for answer in answers for paragraph in answer.paragraphs]
+    facts = {**drawn, "profile": profile, "answers": paragraphs, "version": __version__}
+    data = json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": html.escape(f"{drawn['model']} on {drawn['cluster']['name']}"),
         "style": _asset("page.css"),

@@ -38,14 +38,14 @@ def schedule_page(schedule: Schedule, topology: Topology, num_bytes: int) -> str
     if len(schedule.transfers) > MOST_TRANSFERS:
         problem = f"expected at most {MOST_TRANSFERS} transfers, got {len(schedule.transfers)}"
         raise ScheduleError(f"{schedule.name}: {problem}; use `collectives show` with --steps")
-    found = simulate(schedule, topology, num_bytes)
+    simulated = simulate(schedule, topology, num_bytes)
     parts = {
         "title": html.escape(f"{schedule.name} on {topology.name}"),
         "style": files("shardwright.view").joinpath("page.css").read_text(encoding="utf-8"),
-        "facts": html.escape(_facts(schedule, topology, num_bytes, found)),
+        "facts": html.escape(_facts(schedule, topology, num_bytes, simulated)),
         "legend": "".join(_legend(schedule)),
-        "chart": _chart(schedule, found),
-        "links": "\n".join(_links(topology, found)),
+        "chart": _chart(schedule, simulated),
+        "links": "\n".join(_links(topology, simulated)),
     }
     text = files("shardwright.view").joinpath("schedule.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
@@ -56,12 +56,12 @@ def write_schedule_page(schedule: Schedule, topology: Topology, num_bytes: int, 
     write_whole(target, schedule_page(schedule, topology, num_bytes), "the page", ScheduleError)
 
 
-def _facts(schedule: Schedule, topology: Topology, num_bytes: int, found: Simulated) -> str:
+def _facts(schedule: Schedule, topology: Topology, num_bytes: int, simulated: Simulated) -> str:
     bound = least_seconds_per_byte(topology, schedule.collective)
     bound_s = max(float(bound.seconds_per_byte) * num_bytes, least_latency_s(topology, schedule.collective))
-    share = f", {bound_s / found.seconds:.1%} of the bound: {bound.reason}" if found.seconds else ""
+    share = f", {bound_s / simulated.seconds:.1%} of the bound: {bound.reason}" if simulated.seconds else ""
     what = f"{schedule.collective.kind} of {size_text(num_bytes)} on {schedule.num_ranks} ranks"
-    return f"{what}: {seconds_text(found.seconds)} in {schedule.num_steps} steps{share}"
+    return f"{what}: {seconds_text(simulated.seconds)} in {schedule.num_steps} steps{share}"
 
 
 def _legend(schedule: Schedule) -> Iterator[str]:
@@ -70,16 +70,18 @@ def _legend(schedule: Schedule) -> Iterator[str]:
         yield f'<span><i style="background:var({COLOURS[step]})"></i>step {step}{later}</span>'
 
 
-def _chart(schedule: Schedule, found: Simulated) -> str:
+def _chart(schedule: Schedule, simulated: Simulated) -> str:
     """Return a drawing with a row for each pair of ranks, and a box for each transfer from its start to its arrival."""
     rows = defaultdict[Edge, list[int]](list)
     for index, transfer in enumerate(schedule.transfers):
         rows[transfer.src, transfer.dst].append(index)
-    drawn, scale = list[str](), WIDTH / (found.seconds or 1.0)
-    for number, ((src, dst), own) in enumerate(sorted(rows.items())):
+    drawn, scale = list[str](), WIDTH / (simulated.seconds or 1.0)
+    for number, ((src, dst), numbers) in enumerate(sorted(rows.items())):
         y = number * (ROW + GAP)
         drawn.append(f'<text x="0" y="{y + ROW - 4}">{src} → {dst}</text>')
-        drawn += (_box(schedule.transfers[i], found.starts_s[i], found.arrivals_s[i], scale, y) for i in own)
+        drawn += (
+            _box(schedule.transfers[i], simulated.starts_s[i], simulated.arrivals_s[i], scale, y) for i in numbers
+        )
     height = len(rows) * (ROW + GAP)
     return f'<svg viewBox="0 0 {LABEL + WIDTH} {height}" width="100%" role="img">{"".join(drawn)}</svg>'
 
@@ -92,9 +94,9 @@ def _box(transfer: Transfer, start_s: float, end_s: float, scale: float, y: int)
     return f'<rect {place} height="{ROW}" rx="2" fill="var({colour})"><title>{html.escape(about)}</title></rect>'
 
 
-def _links(topology: Topology, found: Simulated) -> Iterator[str]:
+def _links(topology: Topology, simulated: Simulated) -> Iterator[str]:
     """Yield a row for each link, the busiest first."""
-    shares = {edge: found.utilisation(edge) for edge in topology.by_edge}
+    shares = {edge: simulated.utilisation(edge) for edge in topology.by_edge}
     for edge, share in sorted(shares.items(), key=lambda item: (-item[1], item[0])):
         link = topology.by_edge[edge]
         name = f"{topology.node_name(link.src)} → {topology.node_name(link.dst)}"

@@ -385,7 +385,7 @@ def test_what_it_costs_and_saves_to_make_it_again(name: str) -> None:
     for said_there in (explained, page):
         assert data["saving"] in said_there
         assert row in re.sub(" +", " ", said_there)
-    assert PlanFacts(plan("mlp")).recomputation.kept is None
+    assert PlanFacts(plan("mlp")).recomputation.without is None
 
 
 def test_lifetimes_are_told_of_every_weight(tmp_path: Path) -> None:
