@@ -271,8 +271,26 @@ def _frames(b: GraphBuilder, x: str, dim: int, size: int, step: int) -> str:
         return reshape(b, x, (size,))
     dim = dimension(b, x, dim)
     count = conv_extent(b.shape(x)[dim], size, step, 0)
-    begins, inside = (b.op("arange", start=0, stop=stop, step=n, dtype="int64")
-                      for stop, n in ((count * step, step), (size, 1)))  # fmt: skip
-    y = b.op("index", x, b.op("add", reshape(b, begins, (count, 1)), inside), dim=dim)
+    y = b.op("index", x, _places(b, count, size, step), dim=dim)
     rest = [d for d in range(len(b.shape(y))) if d != dim + 1]
     return b.op("permute", y, dims=(*rest, dim + 1))
+
+
+@handles("unfold_backward")
+def _from_frames(b: GraphBuilder, x: str, sizes: Ints, dim: int, size: int, step: int) -> str:
+    """Add runs up where they overlap, as `istft` does: the adjoint of `unfold`. Other dimensions are broadcast."""
+    shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    require(len(shape) > 0)
+    dim, rank = dim % len(shape), len(shape)
+    own, count = b.shape(x), b.shape(x)[dim]
+    runs = b.op("permute", x, dims=(*range(dim + 1), rank, *range(dim + 1, rank)))
+    rows = reshape(b, runs, (*own[:dim], count * size, *own[dim + 1 : rank]))
+    places = reshape(b, _places(b, count, size, step), (*(1,) * dim, count * size, *(1,) * (rank - dim - 1)))
+    return expand(b, b.op("scatter_sum", places, rows, dim=dim, places=shape[dim]), shape)
+
+
+def _places(b: GraphBuilder, count: int, size: int, step: int) -> str:
+    """Return the places of `count` runs of `size` elements, which begin `step` apart."""
+    begins, inside = (b.op("arange", start=0, stop=stop, step=n, dtype="int64")
+                      for stop, n in ((count * step, step), (size, 1)))  # fmt: skip
+    return b.op("add", reshape(b, begins, (count, 1)), inside)

@@ -112,4 +112,10 @@ IMAGES: dict[str, list[Case]] = {
         case(lambda x: x.unfold(-1, 2, 2), real(2, 3, 6)),
         case(lambda x: x.unfold(0, 1, 1), real()),
     ],
+    "unfold_backward": [
+        case(lambda x: torch.ops.aten.unfold_backward(x, (2, 7, 3), 1, 3, 2), real(2, 3, 3, 3)),
+        case(lambda x: torch.ops.aten.unfold_backward(x, (2, 3, 6), -1, 2, 2), real(2, 3, 3, 2)),
+        case(lambda x: torch.ops.aten.unfold_backward(x, (5,), 0, 2, 1), real(4, 2)),
+        case(lambda x: torch.ops.aten.unfold_backward(x, (2, 7), 1, 3, 2), real(1, 3, 3)),
+    ],
 }
