@@ -7,19 +7,19 @@ gradient on the way back; their min-plus closure gives the cheapest path between
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.cost.collectives.moves import Loop, MoveCosts, MovePart, TensorClass
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.layout import Layout, Layouts, R, innermost, shard_order
-from shardwright.pcg.moves import Move, move_between
+from shardwright.pcg.layout import Layout, Layouts, R, S, shard_order
+from shardwright.pcg.moves import MOVES, Move, move_between
 
 _ALIKE_S = 1e-15
 """Paths whose costs differ by no more are alike: the first one found stays."""
@@ -138,70 +138,139 @@ def priced_moves(
     often each kind of move runs each part.
     """
     pairs, numbers, kinds = _neighbours(states, loop.time, sizes)
-    fixed, often, known = [inf] * len(kinds), list[tuple[int, int, int]](), dict[MovePart, int]()
-    for number, (state, axis, after, move) in enumerate(kinds):
-        ends = state[axis].kind, after.kind
-        if not tensor.grad and "C" in ends:  # without gradient, C is R
-            fixed[number] = 0.0 if "R" in ends else inf
-        elif move is not None:
-            fixed[number], parts = loop.parts(tensor, state, move)
-            often += [(number, known.setdefault(part, len(known)), many) for part, many in parts]
+    own, known = _terms_of(tensor, loop), dict[MovePart, int]()
+    terms = [own[kind] for kind in kinds]
+    often = [(n, known.setdefault(part, len(known)), many) for n, (_, of) in enumerate(terms) for part, many in of]
     times = np.zeros((len(kinds), len(known)))
     if often:
         rows, columns, many = zip(*often, strict=True)
         np.add.at(times, (rows, columns), many)
     cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
-    cost[pairs] = np.array(fixed)[numbers]
+    cost[pairs] = np.array([fixed_s for fixed_s, _ in terms], float)[numbers]
     return cost, (pairs, numbers, tuple(known), times)
 
 
-_Kind = tuple[Layouts, int, Layout, Move | None]
-"""Moves that cost the same: a state to begin with, the axis, its layout afterwards, and the move if there is one."""
+class _Kind(NamedTuple):
+    """Moves that cost the same: a state to begin with, the axis, its layout afterwards, and the move if there is one.
+
+    Of the other axes, the state only says which shard the tensor, and what the layout along time is.
+    """
+
+    state: Layouts
+    axis: int
+    after: Layout
+    move: Move | None
+
+
+class _Terms(dict[_Kind, tuple[float, list[tuple[MovePart, int]]]]):
+    """The terms of moves of a class of tensors, each made once: fixed seconds, and parts with how often they run."""
+
+    def __init__(self, tensor: TensorClass, loop: Loop) -> None:
+        super().__init__()
+        self.tensor, self.loop = tensor, loop
+
+    def __missing__(self, kind: _Kind) -> tuple[float, list[tuple[MovePart, int]]]:
+        state, axis, after, move = kind
+        ends = state[axis].kind, after.kind
+        if not self.tensor.grad and "C" in ends:  # without gradient, C is R
+            found = (0.0 if "R" in ends else inf), list[tuple[MovePart, int]]()
+        else:
+            found = (inf, []) if move is None else self.loop.parts(self.tensor, state, move)
+        return self.setdefault(kind, found)
+
+
+@lru_cache(maxsize=256)
+def _terms_of(tensor: TensorClass, loop: Loop) -> _Terms:
+    return _Terms(tensor, loop)
 
 
 @lru_cache(maxsize=512)
 def _neighbours(
     states: tuple[Layouts, ...], time: int | None, sizes: tuple[int, ...] | None
 ) -> tuple[_Pairs, np.ndarray, tuple[_Kind, ...]]:
-    """Return the pairs of states, by number, that differ on one axis; the number of each pair's kind; and the kinds.
+    """Return the pairs of states, by number, that a move may lead between; the number of each one's kind; the kinds.
 
     A move's cost depends on the layouts before and after on its axis, on the other axes that shard the tensor, and on
     the layout along `time`. Tensors that are laid out alike have the same kinds, whatever their sizes. `sizes`: of the
     axes; they only matter between shards in several blocks.
     """
-    rows, columns, numbers, kinds = list[int](), list[int](), list[int](), list[_Kind]()
+    table = _Table(states)
+    rows, columns, numbers, kinds = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), list[_Kind]()
     for axis in range(len(states[0])):
-        lines = defaultdict[Layouts, list[int]](list)
-        for i, state in enumerate(states):
-            lines[*state[:axis], *state[axis + 1 :]].append(i)
-        names, known, moves = dict[Layout, int](), dict[Hashable, int](), dict[Hashable, Move | None]()
-        ends = [(names.setdefault(s[axis], len(names)), not s[axis].is_shard or innermost(s, axis)) for s in states]
-        patterns = dict[Hashable, list[int]]()
-        for rest, line in lines.items():
-            others = tuple([a + (a >= axis) for a, x in enumerate(rest) if x.kind == "S"])
-            beside, order = (others, None if time in (None, axis) else states[line[0]][time]), None
-            if sizes is not None:  # several shards of one dimension: their order counts
-                dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
-                order = rest if len(set(dims)) < len(dims) else None
-            pattern = (*[ends[i] for i in line], beside, order)
-            if (of_pairs := patterns.get(pattern)) is None:
-                of_pairs = patterns[pattern] = []
-                for i, j in permutations(line, 2):
-                    key = ends[i], ends[j], order
-                    if key not in moves:
-                        moves[key] = move_between(states[i], states[j], axis, sizes or ())
-                    kind = ends[i][0], ends[j][0], beside, moves[key] is None
-                    if (number := known.setdefault(kind, len(kinds))) == len(kinds):
-                        kinds.append((states[i], axis, states[j][axis], moves[key]))
-                    of_pairs.append(number)
-            for number, i in enumerate(line):
-                rows += [i] * (len(line) - 1)
-                columns += line[:number]
-                columns += line[number + 1 :]
-            numbers += of_pairs
-    of = np.intp
-    return (np.array(rows, of), np.array(columns, of)), np.array(numbers, of), tuple(kinds)
+        starts, ends, ways = table.pairs(axis, sizes)
+        beside = table.beside(axis, time)[starts]
+        _, firsts, own = np.unique(beside * (1 + ways.max(initial=0)) + ways, return_index=True, return_inverse=True)
+        numbers.append(own + len(kinds))
+        rows.append(starts)
+        columns.append(ends)
+        for start, end in zip(starts[firsts].tolist(), ends[firsts].tolist(), strict=True):
+            move = move_between(states[start], states[end], axis, sizes or ())
+            kinds.append(_Kind(_but_for_dims(states[start], axis, time), axis, states[end][axis], move))
+    pairs = np.concatenate(rows), np.concatenate(columns)
+    return pairs, np.concatenate(numbers), tuple(kinds)
+
+
+class _Table:
+    """States as arrays.
+
+    Attributes:
+        layouts: those that occur, by axis.
+        of: by axis and state, the number of the layout among them.
+        dims: by axis and state, the dimension that the axis shards; -1: none.
+        free: by axis and state, whether the axis can move: it shards nothing, or is `innermost`.
+    """
+
+    def __init__(self, states: tuple[Layouts, ...]) -> None:
+        self.states = states
+        self.layouts = [list(dict.fromkeys(column)) for column in zip(*states, strict=True)]
+        numbers = [{x: n for n, x in enumerate(own)} for own in self.layouts]
+        self.of = np.array([[numbers[a][x] for a, x in enumerate(state)] for state in states], np.intp).T
+        self.dims = self._by_state([[x.dim if x.is_shard else -1 for x in own] for own in self.layouts])
+        blocks = self._by_state([[x.blocks for x in own] for own in self.layouts])
+        self.free = np.ones(self.dims.shape, bool)
+        for a, b in permutations(range(len(self.layouts)), 2):
+            is_inside = blocks[b] >= blocks[a] if b > a else blocks[b] > blocks[a]
+            self.free[a] &= (self.dims[a] < 0) | (self.dims[a] != self.dims[b]) | ~is_inside
+
+    def _by_state(self, facts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return facts of layouts, by axis and state."""
+        return np.array([np.array(own)[numbers] for own, numbers in zip(facts, self.of, strict=True)])
+
+    def pairs(self, axis: int, sizes: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the states before and after each move along an axis, and the number of its layouts there.
+
+        C may be R. `sizes`: as in `_neighbours`.
+        """
+        grid = np.full([len(own) for own in self.layouts], -1, np.intp)
+        grid[tuple(self.of)] = np.arange(len(self.states))
+        lines = np.moveaxis(grid, axis, -1).reshape(-1, len(self.layouts[axis]))
+        ends = permutations(enumerate(self.layouts[axis]), 2)
+        ways = [(i, j) for (i, x), (j, y) in ends if (x.kind, y.kind) in MOVES or (x.kind, y.kind) == ("C", "R")]
+        before, after = (
+            (lines[:, list(own)].ravel() for own in zip(*ways, strict=True)) if ways else (lines[:0, 0],) * 2
+        )
+        free = self.free[axis]
+        there = np.flatnonzero((before >= 0) & (after >= 0) & free[before] & free[after])
+        if sizes is not None:  # what other axes leave decides whether a shard goes to other blocks of its dimension
+            dims = self.dims[axis]
+            same = np.flatnonzero((dims[before[there]] >= 0) & (dims[before[there]] == dims[after[there]]))
+            ends_of = zip(before[there[same]].tolist(), after[there[same]].tolist(), strict=True)
+            moves = (move_between(self.states[i], self.states[j], axis, sizes) for i, j in ends_of)
+            there = np.delete(there, same[[move is None for move in moves]])
+        return before[there], after[there], there % max(1, len(ways))
+
+    def beside(self, axis: int, time: int | None) -> np.ndarray:
+        """Return, by state, a number for the other axes that shard the tensor, and the layout along `time`."""
+        found = np.zeros(len(self.states), np.intp)
+        for a, dims in enumerate(self.dims):
+            found = 2 * found + (dims >= 0) * (a != axis)
+        return found if time in (None, axis) else found * len(self.layouts[time]) + self.of[time]
+
+
+def _but_for_dims(state: Layouts, axis: int, time: int | None) -> Layouts:
+    """Return a state without what a move along an axis does not depend on: which dimensions other axes shard."""
+    return tuple([x if a in (axis, time) else S(0) if x.is_shard else R for a, x in enumerate(state)])
 
 
 def replicated(num_axes: int) -> Layouts:
