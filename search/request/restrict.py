@@ -7,7 +7,7 @@ with, and the forced layouts that the tests run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from math import gcd
 
@@ -47,10 +47,17 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
         if len(kind.shape) > dim and (kind.dtype.startswith("int") or not integers_only)
     }  # fmt: skip
     found: dict[str, Choice] = {}
+    ways: dict[Hashable, tuple[Choice, Layout] | None] = {}
     for node in graph.nodes:
         if node.is_leaf:
             continue
-        way = None if node.op == OPAQUE else following(node, graph.signature(node), where, ROWS[node.op])
+        way = None
+        if node.op != OPAQUE:  # equal blocks have equal ways
+            signature = graph.signature(node)
+            key = node.op, signature, tuple(map(where.get, node.inputs))
+            if key not in ways:
+                ways[key] = following(node, signature, where, ROWS[node.op])
+            way = ways[key]
         if way is not None:
             found[node.name] = way[0]
         if (layout := _gathered_around(graph, node, where) if way is None else way[1]) is not None and layout.is_shard:
