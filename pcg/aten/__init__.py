@@ -11,7 +11,7 @@
     networks       normalization, dropout, recurrent layers
     images         pooling, resampling, padding, patches
     attention      scaled dot-product attention
-    complexes      complex numbers as pairs of real ones
+    complexes      operators on complex numbers; `pairs`: these as pairs of real ones
     losses         sums over the batch, divided by global counts
 
     lift(builder, "aten.addmm.default", args, …) ──HANDLERS["addmm"]──▶ matmul, add
@@ -32,8 +32,8 @@ from shardwright.pcg.aten import (
     reductions,
     structure,
 )
-from shardwright.pcg.aten.complexes import Pair, Value
 from shardwright.pcg.aten.lift import find_handler, lift
+from shardwright.pcg.aten.pairs import Pair, Value
 from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Ref, dtype_name
 
 TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, images, attention, losses)

@@ -12,29 +12,18 @@ none of these lists is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from shardwright.pcg.aten.pairs import Pair, Value, packed, pair_of, unpacked
 from shardwright.pcg.aten.reductions import root
 from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref, cast, dimensions, dtype_name
-from shardwright.pcg.aten.structure import reshape, select
+from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.types import COMPLEX, is_float
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The names of the real and of the imaginary part of a complex value; of the tensor of both, if it is known."""
-
-    real: str
-    imag: str
-    whole: str = field(default="", compare=False)
-
-
-Value = Pair | str
 _BY_PART = frozenset({
     "_unsafe_view", "alias", "cat", "clone", "constant_pad_nd", "copy", "cumsum", "detach", "diagonal", "expand",
     "flip", "gather", "index", "index_put", "index_select", "mean", "neg", "permute", "repeat", "roll", "select",
@@ -42,15 +31,6 @@ _BY_PART = frozenset({
     "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "zeros_like",
 })  # fmt: skip
 """Operators that do to each part what they do to real numbers; a real operand has the imaginary part 0."""
-
-
-def pair_of(b: GraphBuilder, value: Any) -> Pair:
-    """Return a value, real or complex, as a pair."""
-    if isinstance(value, Pair):
-        return value
-    if isinstance(value, str):
-        return Pair(value, b.op("full", shape=b.shape(value), value=0.0, dtype=b.types[value].dtype))
-    raise GraphError(f"expected a tensor, got {value!r}")
 
 
 def _number(b: GraphBuilder, value: complex, dtype: str) -> Pair:
@@ -204,19 +184,6 @@ def _to_copy(b: GraphBuilder, x: Any, *, dtype: Any = None) -> Value:
         raise GraphError(f"it drops imaginary parts in a cast to {dtype_name(dtype)}; take x.real")
     x = pair_of(b, x)
     return Pair(cast(b, x.real, part), cast(b, x.imag, part))
-
-
-def packed(b: GraphBuilder, x: Pair) -> str:
-    """Return both parts in a last dimension."""
-    if x.whole:
-        return x.whole
-    parts = (reshape(b, part, (*b.shape(part), 1)) for part in (x.real, x.imag))
-    return b.op("concat", *parts, dim=len(b.shape(x.real)))
-
-
-def unpacked(b: GraphBuilder, x: str) -> Pair:
-    """Return the parts in a last dimension as a pair."""
-    return Pair(*(select(b, x, -1, part) for part in (0, 1)), whole=x)
 
 
 def _fft_r2c(b: GraphBuilder, x: str, dims: Sequence[int], norm: int, onesided: bool) -> Pair:

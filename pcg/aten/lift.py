@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from shardwright.pcg.aten.complexes import Pair, Value, lift_complex
+from shardwright.pcg.aten.complexes import lift_complex
+from shardwright.pcg.aten.pairs import Pair, Value
 from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError

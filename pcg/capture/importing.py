@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from shardwright.pcg.aten import IGNORED, Pair, Ref, Value, dtype_name, lift
-from shardwright.pcg.aten.complexes import packed, unpacked
+from shardwright.pcg.aten.pairs import packed, unpacked
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.exporting import is_library, line_of
 from shardwright.pcg.capture.regions import Regions

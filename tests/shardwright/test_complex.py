@@ -137,6 +137,44 @@ def test_gradients_are_scaled() -> None:
                 torch.testing.assert_close({**first, **second}[key], value, rtol=1e-5, atol=1e-6, msg=f"{name}, {key}")
 
 
+class Summing(nn.Module):
+    """Complex buffers to which forward adds a sum over the batch, and a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 8)
+        self.register_buffer("total", torch.randn(4, dtype=torch.cdouble))
+        self.register_buffer("drift", torch.randn(4, dtype=torch.cdouble))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x)
+        z = torch.view_as_complex(y.unflatten(-1, (4, 2)))
+        with torch.no_grad():
+            self.get_buffer("total").add_(z.sum(0))
+            self.get_buffer("drift").add_((z * (1 - 2j)).mean(0))
+        return y.square().mean()
+
+
+def test_sums_over_the_batch_are_added_to_complex_buffers_by_microbatches() -> None:
+    torch.manual_seed(0)
+    model, batch = Summing().double(), {"x": torch.randn(8, 4).double()}
+    alone = copy.deepcopy(model)
+
+    def run() -> dict[str, Tensor]:
+        parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch, microbatches=2)
+        optimizer = optimizer_of(parallel)
+        for _ in range(2):
+            step(parallel, optimizer, batch)
+        return {key: whole(value).detach().clone() for key, value in parallel.state_dict().items()}
+
+    optimizer = optimizer_of(alone)
+    for _ in range(2):
+        step(alone, optimizer, batch)
+    for state in run_ranks(run, 2):
+        for key, value in alone.state_dict().items():
+            torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-11, msg=key)
+
+
 def test_exports(tmp_path: Path) -> None:
     model, batch = operator()
     single, reals = narrow(operator()[0]), {key: value.float() for key, value in batch.items()}
