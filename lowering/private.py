@@ -103,10 +103,10 @@ def wrap_parameter(local: Tensor, spec: DTensorSpec, *, requires_grad: bool) -> 
 
     `nn.Parameter` would detach the DTensor first, which takes milliseconds for each new shape.
     """
-    found = wrap(local.detach(), spec, requires_grad=requires_grad)
-    found._is_param = True
-    assert isinstance(found, nn.Parameter)
-    return found
+    wrapped = wrap(local.detach(), spec, requires_grad=requires_grad)
+    wrapped._is_param = True
+    assert isinstance(wrapped, nn.Parameter)
+    return wrapped
 
 
 def unwrap(tensor: Tensor) -> Tensor:
@@ -205,8 +205,8 @@ def storage_key(tensor: Tensor) -> int:
 
 def memory_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the keys of a tensor's memory: for a DTensor its own, which changes with `x.data = …`, and its part's."""
-    own = storage_key(tensor)
-    return (own, storage_key(tensor._local_tensor)) if isinstance(tensor, DTensor) else (own,)
+    key = storage_key(tensor)
+    return (key, storage_key(tensor._local_tensor)) if isinstance(tensor, DTensor) else (key,)
 
 
 def record_offset(tensor: Tensor) -> int | None:

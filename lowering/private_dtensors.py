@@ -124,13 +124,13 @@ def _operator(name: str) -> OpOverload | None:
 def as_torch_does(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Run an operator as torch does on DTensors, without our handler."""
     handlers = _DISPATCHER._custom_op_handlers
-    own = handlers.pop(op)
+    handler = handlers.pop(op)
     if op in _TORCHS:
         handlers[op] = _TORCHS[op]
     try:
         return op(*args, **kwargs)
     finally:
-        handlers[op] = own
+        handlers[op] = handler
 
 
 def name_of(op: OpOverload) -> str:
@@ -196,16 +196,16 @@ def _unscale_parts(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _unscale_together(
     self: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
 ) -> dict[torch.device, Tensor]:
-    found = _UNSCALE(self, optimizer, *args, **kwargs)
+    infinite = _UNSCALE(self, optimizer, *args, **kwargs)
     owned = (p for group in optimizer.param_groups for p in group["params"] if isinstance(p, DTensor))
     for mesh in {id(p.device_mesh): p.device_mesh for p in owned if is_ours(p.device_mesh)}.values():
         device = torch.device(mesh.device_type)
-        flag = torch.stack([torch.zeros((), device=device), *(x.to(device).view(()) for x in found.values())]).amax()
-        beside = _BESIDE.get(mesh)
-        for group in (*mesh.get_all_groups(), *([] if beside is None else [beside])):
+        flag = torch.stack([torch.zeros((), device=device), *(x.to(device).view(()) for x in infinite.values())]).amax()
+        group_beyond = _BESIDE.get(mesh)
+        for group in (*mesh.get_all_groups(), *([] if group_beyond is None else [group_beyond])):
             dist.all_reduce(flag, dist.ReduceOp.MAX, group)
-        found[device] = flag
-    return found
+        infinite[device] = flag
+    return infinite
 
 
 # ---- tools ----
@@ -259,11 +259,11 @@ def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]]
     It receives the specifications before and after (None if torch has failed), and the shape as it was passed.
     """
 
-    def checked(own: Callable[[Any], Any], schema: Any) -> Any:  # noqa: ANN401
+    def checked(strategy_of: Callable[[Any], Any], schema: Any) -> Any:  # noqa: ANN401
         tensor, shape = schema.args_schema[:2]
         before = tensor.strategies[0].output_spec
         try:
-            strategy = own(schema)
+            strategy = strategy_of(schema)
             option = strategy.strategies[0]
             before, after = option.input_specs[0], option.output_spec
         except Exception:
@@ -274,5 +274,5 @@ def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]]
             check(before, after, shape)
         return strategy
 
-    for op, own in _VIEWS.items():
-        _PROPAGATOR.op_strategy_funcs[op] = partial(checked, own)
+    for op, function in _VIEWS.items():
+        _PROPAGATOR.op_strategy_funcs[op] = partial(checked, function)

@@ -30,49 +30,49 @@ MOST_BYTES = 2**80
 """More than any value of a model has."""
 
 
-def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
+def admit(graph: Graph, cluster: Cluster, file: Mapping[str, Any]) -> None:
     """Raise a `PlanError` unless a validated graph, the cluster and the rest of a plan file go together."""
-    _check_meshes(graph.mesh, cluster.num_devices, told)
-    _check_split(told)
-    _check_times(told)
+    _check_meshes(graph.mesh, cluster.num_devices, file)
+    _check_split(file)
+    _check_times(file)
     for node in graph.nodes:
         if wrong := wrong_attribute(node) or _wrong_type(node, graph):
             raise PlanError(f"{node}: {wrong}")
     _check_outputs(graph)
 
 
-def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
+def _check_meshes(mesh: Mesh, devices: int, file: Mapping[str, Any]) -> None:
     """Raise a `PlanError` unless the mesh is the graph's and has all devices; alternatives may have idle ones too."""
-    given = Mesh(tuple(told["mesh"]["names"]), tuple(told["mesh"]["sizes"]))
+    given = Mesh(tuple(file["mesh"]["names"]), tuple(file["mesh"]["sizes"]))
     if given != mesh:
         raise PlanError(f"mesh: expected {mesh}, as the graph has it, got {given}")
-    meshes = stage_meshes(mesh, _sized(told))
-    if (own := first_ranks(meshes)[-1]) != devices:
+    meshes = stage_meshes(mesh, _sized(file))
+    if (count := first_ranks(meshes)[-1]) != devices:
         where = f"{in_words(meshes)} have" if len(meshes) > 1 else f"mesh {mesh} has"
-        raise PlanError(f"{where} {own} devices, its cluster {devices}")
-    known = {devices, devices + (told.get("idle") or {"num_devices": 0})["num_devices"]}
-    for number, alternative in enumerate(told["alternatives"]):
+        raise PlanError(f"{where} {count} devices, its cluster {devices}")
+    known = {devices, devices + (file.get("idle") or {"num_devices": 0})["num_devices"]}
+    for number, alternative in enumerate(file["alternatives"]):
         other = Mesh.of(**alternative["mesh"])
-        if (own := num_devices(other, _sized(alternative))) not in known:
+        if (count := num_devices(other, _sized(alternative))) not in known:
             place = f"alternatives[{number}].mesh"
-            raise PlanError(f"{place}: {other} has {own} devices, the cluster {devices}")
+            raise PlanError(f"{place}: {other} has {count} devices, the cluster {devices}")
 
 
-def _stages(told: Mapping[str, Any]) -> int:
-    return told.get("execution", {}).get("num_stages", 1)
+def _stages(file: Mapping[str, Any]) -> int:
+    return file.get("execution", {}).get("num_stages", 1)
 
 
-def _sized(told: Mapping[str, Any]) -> Execution:
+def _sized(file: Mapping[str, Any]) -> Execution:
     """Return the sizes of stages that the file names, as an `Execution`."""
-    sizes = told.get("execution", {}).get("stage_sizes", ())
-    return Execution(schedule=Schedule(num_stages=_stages(told), stage_sizes=tuple(sizes)))
+    sizes = file.get("execution", {}).get("stage_sizes", ())
+    return Execution(schedule=Schedule(num_stages=_stages(file), stage_sizes=tuple(sizes)))
 
 
-def _check_split(told: Mapping[str, Any]) -> None:
+def _check_split(file: Mapping[str, Any]) -> None:
     """Raise a `PlanError` for stages without a split: they can be costed, but they are no plan."""
-    if _stages(told) > 1 and not told["execution"].get("split"):
+    if _stages(file) > 1 and not file["execution"].get("split"):
         raise PlanError("execution.split: expected how many sections each virtual stage has, got nothing")
-    if told.get("execution", {}).get("recompute_by_stage"):
+    if file.get("execution", {}).get("recompute_by_stage"):
         raise PlanError("execution.recompute_by_stage: expected nothing; a plan says in recompute what each block does")
 
 
@@ -81,22 +81,27 @@ _LEFT_OUT = 0.05
 """The share by which listed compute may exceed the timeline's: 0.8 % was seen, perhaps by casts of weights."""
 
 
-def _check_times(told: Mapping[str, Any]) -> None:
-    places = [("", told), *((f"alternatives[{n}].", other) for n, other in enumerate(told["alternatives"]))]
+def _check_times(file: Mapping[str, Any]) -> None:
+    places = [("", file), *((f"alternatives[{n}].", other) for n, other in enumerate(file["alternatives"]))]
     for place, holder in places:
-        own = holder["prediction"]
-        parts = sum(own[part] for part in _PARTS)
-        if not isclose(own.get("serial_s", parts), parts, rel_tol=1e-9):
+        prediction = holder["prediction"]
+        parts = sum(prediction[part] for part in _PARTS)
+        if not isclose(prediction.get("serial_s", parts), parts, rel_tol=1e-9):
             raise PlanError(
-                f"{place}prediction.serial_s: expected {parts!r}, its parts together, got {own['serial_s']!r}"
+                f"{place}prediction.serial_s: expected {parts!r}, its parts together, got {prediction['serial_s']!r}"
             )
-        least_s = own["compute_s"] * (1 - _LEFT_OUT) + own["optimizer_s"] + own["exposed_s"] + own["bubble_s"]
-        if own["step_s"] < least_s * (1 - 1e-6):
+        least_s = (
+            prediction["compute_s"] * (1 - _LEFT_OUT)
+            + prediction["optimizer_s"]
+            + prediction["exposed_s"]
+            + prediction["bubble_s"]
+        )
+        if prediction["step_s"] < least_s * (1 - 1e-6):
             raise PlanError(
                 f"{place}prediction.step_s: expected at least {least_s!r}, about its parts one after the other, got "
-                f"{own['step_s']!r}"
+                f"{prediction['step_s']!r}"
             )
-    check_bound(told["report"], told["prediction"]["step_s"])
+    check_bound(file["report"], file["prediction"]["step_s"])
 
 
 def check_bound(report: Mapping[str, Any], step_s: float) -> None:
@@ -167,7 +172,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     ("a dtype", lambda x: x in ITEM_BYTES, "dtype"),
     ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),
 )
-ATTRIBUTE_KINDS = {name: (told, check) for told, check, names in _KINDS for name in names.split()}
+ATTRIBUTE_KINDS = {name: (expected, check) for expected, check, names in _KINDS for name in names.split()}
 """The kind of value that each attribute has, in every operator. An unlisted attribute may be any plain value."""
 _MADE = {"*", "*1", "draw", "offset", "shard"}
 """The fields of a torch expression that the emitter fills in."""
@@ -186,9 +191,9 @@ def wrong_attribute(node: Node) -> str:
     if missing := sorted(needed - attrs.keys()):
         return f"attribute {missing[0]!r} is missing; there are {sorted(attrs)}"
     for name, value in node.attrs:
-        told, check = ATTRIBUTE_KINDS.get(name, ("", lambda _: True))
+        expected, check = ATTRIBUTE_KINDS.get(name, ("", lambda _: True))
         if not check(value):
-            return f"attribute {name!r}: expected {told}, got {value!r}"
+            return f"attribute {name!r}: expected {expected}, got {value!r}"
     return problem_of(node) if is_foreign(node) else ""
 
 

@@ -148,9 +148,9 @@ def _leaf_difference(planned: Graph, captured: Graph) -> str | None:
     """Return a description of the first leaf that has different types in the two graphs, or None."""
     mine = {(n.op, n.attr("target")): n for n in planned.nodes if n.is_leaf}
     for node in captured.nodes:
-        own = mine.get((node.op, node.attr("target"))) if node.is_leaf else None
-        if own is not None and planned.types[own.name] != captured.types[node.name]:
-            ours, theirs = (f"{t.dtype}{list(t.shape)}" for t in (planned.types[own.name], captured.types[node.name]))
+        leaf = mine.get((node.op, node.attr("target"))) if node.is_leaf else None
+        if leaf is not None and planned.types[leaf.name] != captured.types[node.name]:
+            ours, theirs = (f"{t.dtype}{list(t.shape)}" for t in (planned.types[leaf.name], captured.types[node.name]))
             frozen = "" if ours != theirs else " and one of them is frozen"
             return f"{node.op} {node.attr('target')!r} is {ours} in the plan, {theirs} in the model{frozen}"
     return None

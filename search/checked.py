@@ -30,9 +30,9 @@ class CaptureCheck:
             return f"not checked: {self.why}"
         part = f" on {self.num_rows} rows of the batch" if self.num_rows is not None else ""
         loss, gradients, buffers = self.errors
-        beside = f"; rounding alone moves gradients by {self.noise:.1e}" if self.noise else ""
+        rounding = f"; rounding alone moves gradients by {self.noise:.1e}" if self.noise else ""
         each = f"losses to {loss:.1e}, gradients to {gradients:.1e}, buffers to {buffers:.1e}"
-        return f"equal to an eager step{part}: {each}{beside}"
+        return f"equal to an eager step{part}: {each}{rounding}"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "errors": list(self.errors)}

@@ -102,7 +102,7 @@ def by_stage(plan: Plan) -> list[ByGroup]:
 def _by_size(group: Group) -> Mapping[str, BySize]:
     picks = {name: group.picks(name) for name in SCHEDULED}
     return {
-        name: list(zip(own.starts, own.schedules, strict=True)) for name, own in picks.items() if any(own.schedules)
+        name: list(zip(pick.starts, pick.schedules, strict=True)) for name, pick in picks.items() if any(pick.schedules)
     }
 
 
@@ -113,7 +113,7 @@ def _groups(plan: Plan) -> list[Mapping[GroupName, Group]]:
     known = dict[Mesh, Mapping[GroupName, Group]]()
     if all(cluster is plan.cluster for cluster in clusters):
         return [known.setdefault(mesh, groups_of_mesh(plan.cluster, mesh)) for mesh in meshes]
-    return [groups_of_mesh(*own) for own in zip(clusters, meshes, strict=True)]
+    return [groups_of_mesh(*pair) for pair in zip(clusters, meshes, strict=True)]
 
 
 def _groups_of_stages(plan: Plan) -> Mapping[GroupName, Group]:
@@ -121,8 +121,11 @@ def _groups_of_stages(plan: Plan) -> Mapping[GroupName, Group]:
     if plan.execution.schedule.num_stages == 1:
         return {}
     stages = cut(plan.graph, plan.execution)
-    every = {own: group_of_stages(plan.cluster, stages.meshes, own) for own in sorted(set(stages.shared.values()))}
-    return {of_stages(own): group for own, group in every.items() if group is not None}
+    every = {
+        stage_pair: group_of_stages(plan.cluster, stages.meshes, stage_pair)
+        for stage_pair in sorted(set(stages.shared.values()))
+    }
+    return {of_stages(stage_pair): group for stage_pair, group in every.items() if group is not None}
 
 
 def _between_stages(plan: Plan) -> Iterator[Use]:

@@ -174,21 +174,21 @@ class Plan:
 
     def __repr__(self) -> str:
         """Return lines: the model, the cluster and the mesh; the step's time and memory; the foreign parts, if any."""
-        own, cluster = self.prediction, self.cluster
+        p, cluster = self.prediction, self.cluster
         idle = f" and {self.idle.num_devices} idle" if self.idle else ""
         names = dict.fromkeys(call.name for call in calls(self.graph))
         foreign = f",\n     of which {', '.join(names)} is not captured and runs as it is" if names else ""
         return printable(
             f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices{idle}, mesh {self.mesh}:\n"
-            f"     step {seconds(own.step_s)}, {size(own.memory.total_bytes)} of {size(own.device_bytes)} "
+            f"     step {seconds(p.step_s)}, {size(p.memory.total_bytes)} of {size(p.device_bytes)} "
             f"on each device{foreign})"
         )
 
     @property
     def precision(self) -> Precision | Mapping[str, Precision] | None:
         """The precision as it was asked for: of the whole model, or by module."""
-        own = self.execution.precision
-        return own if own is None or isinstance(own, str) else dict(own)
+        precision = self.execution.precision
+        return precision if precision is None or isinstance(precision, str) else dict(precision)
 
     @property
     def mesh(self) -> Mesh:
@@ -228,39 +228,39 @@ class Plan:
             )
         if wrong := problem(data, load_schema("shardwright.search", "plan.schema.json")):
             raise PlanError(f"{source}: {wrong}; {EDITED}")
-        told: dict[str, Any] = data
-        execution = told.get("execution", {}) if told["version"] > 2 else {"precision": told.get("precision")}
+        file: dict[str, Any] = data
+        execution = file.get("execution", {}) if file["version"] > 2 else {"precision": file.get("precision")}
         report: dict[str, Any] = {
-            **told["report"],
-            "rewrites": tuple(_rewrite(rewrite) for rewrite in told["report"]["rewrites"]),
-            "padding": tuple(Padding.from_json(own) for own in told["report"].get("padding", ())),
-            "remedies": tuple(Remedy(**remedy) for remedy in told["report"].get("remedies", ())),
-            "rows": tuple(told["report"].get("rows", ())),
+            **file["report"],
+            "rewrites": tuple(_rewrite(rewrite) for rewrite in file["report"]["rewrites"]),
+            "padding": tuple(Padding.from_json(padding) for padding in file["report"].get("padding", ())),
+            "remedies": tuple(Remedy(**remedy) for remedy in file["report"].get("remedies", ())),
+            "rows": tuple(file["report"].get("rows", ())),
         }
         try:
             graph, cluster = (
-                parse_graph("\n".join(told["graph"])).validate(),
-                Cluster.from_json(told["cluster"], "cluster"),
+                parse_graph("\n".join(file["graph"])).validate(),
+                Cluster.from_json(file["cluster"], "cluster"),
             )
             plan = cls(
                 graph,
                 cluster,
-                told["model"],
-                told["fingerprint"],
-                _prediction(told, cluster),
-                tuple(Alternative.from_json(other, cluster) for other in told["alternatives"]),
+                file["model"],
+                file["fingerprint"],
+                _prediction(file, cluster),
+                tuple(Alternative.from_json(other, cluster) for other in file["alternatives"]),
                 SearchReport(**report),
                 Execution.from_json(execution),
-                SearchOptions.from_json(told.get("asked", {})),
-                Idle(**idle) if (idle := told.get("idle")) else None,
-                CaptureCheck.from_json(check) if (check := told.get("capture_check")) else None,
+                SearchOptions.from_json(file.get("asked", {})),
+                Idle(**idle) if (idle := file.get("idle")) else None,
+                CaptureCheck.from_json(check) if (check := file.get("capture_check")) else None,
             )
-            admit(plan.graph, plan.cluster, told)
+            admit(plan.graph, plan.cluster, file)
             if cluster.schedules is not None:  # an edited list of schedules has another price
                 from shardwright.cost.predict import predict  # no other plan is priced again
 
                 plan = replace(plan, prediction=predict(graph, cluster, plan.execution))
-                check_bound(told["report"], plan.prediction.step_s)
+                check_bound(file["report"], plan.prediction.step_s)
         except ShardwrightError as error:
             raise PlanError(f"{source}: {error}; {EDITED}") from error
         return plan
@@ -291,9 +291,9 @@ class Plan:
         return cls.from_json(data, source)
 
 
-def _prediction(told: Mapping[str, Any], cluster: Cluster) -> Prediction:
+def _prediction(file: Mapping[str, Any], cluster: Cluster) -> Prediction:
     """Read a prediction. Old files do not name the devices of its memory, as they have no stages on unlike ones."""
-    return Prediction.from_json({"device_bytes": cluster.device.memory_bytes, **told["prediction"]})
+    return Prediction.from_json({"device_bytes": cluster.device.memory_bytes, **file["prediction"]})
 
 
 def _rewrite(data: Mapping[str, Any]) -> Rewrite:

@@ -371,7 +371,7 @@ def _draw_on(random: Mapping[str, Any], parallel: ParallelModule) -> None:
     rank = dist.get_rank()
     is_own = rank < len(random["of"]) or len(random["all"]) == 1
     number = random["of"][rank] if rank < len(random["of"]) else 0
-    set_states(random["all"][number], parallel.stream, own=is_own)
+    set_states(random["all"][number], parallel.stream, is_own=is_own)
 
 
 def _found(path: Path, step: int | None) -> Path | None:

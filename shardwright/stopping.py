@@ -34,7 +34,7 @@ class StopSignals:
     def _note(self, *_: object) -> None:
         self._came = True
 
-    def requested(self, parallel: ParallelModule) -> bool:
+    def asked(self, parallel: ParallelModule) -> bool:
         """Return whether a signal has come to any rank. Every rank calls it, after the same step."""
         import torch
         import torch.distributed as dist

@@ -79,8 +79,8 @@ def _pairs(
 @contextmanager
 def _alike(like: DTensor, generator: torch.Generator) -> Generator[None]:
     """Put a generator into the state of the first rank's, and put it back afterwards if the two states differed."""
-    own = generator.get_state()
-    sent = own.to(private.unwrap(like).device, copy=True)
+    state = generator.get_state()
+    sent = state.to(private.unwrap(like).device, copy=True)
     for group in like.device_mesh.get_all_groups():
         dist.broadcast(sent, group=group, group_src=0)
     first = sent.cpu()
@@ -88,8 +88,8 @@ def _alike(like: DTensor, generator: torch.Generator) -> Generator[None]:
     try:
         yield
     finally:
-        if not torch.equal(own, first):
-            generator.set_state(own)
+        if not torch.equal(state, first):
+            generator.set_state(state)
 
 
 def _wrapped(whole: Tensor, like: DTensor) -> DTensor:
@@ -97,9 +97,9 @@ def _wrapped(whole: Tensor, like: DTensor) -> DTensor:
     spec = private.spec_of(like)
     replicated = tuple(Replicate() for _ in spec.placements)
     same = whole.shape == like.shape
-    kept = tuple(p if same and not isinstance(p, Partial) else Replicate() for p in spec.placements)
+    placements = tuple(p if same and not isinstance(p, Partial) else Replicate() for p in spec.placements)
     wrapped = private.wrap(whole, private.make_spec(spec.mesh, replicated, whole))
-    return wrapped if kept == replicated else wrapped.redistribute(placements=kept)
+    return wrapped if placements == replicated else wrapped.redistribute(placements=placements)
 
 
 def _part(whole: Tensor, like: DTensor) -> Tensor:

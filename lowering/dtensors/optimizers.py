@@ -45,7 +45,7 @@ def _on_parts(function: Callable[..., None]) -> Callable[..., None]:
         lists = [x for x in args if isinstance(x, list)]
         if torch.compiler.is_compiling() or kwargs.get("differentiable") or not _is_by_part(lists):
             return function(*args, **kwargs)
-        parts = [list(map(private_dtensors.part_if_any, own)) for own in lists]
+        parts = [list(map(private_dtensors.part_if_any, values)) for values in lists]
         with dense(parts if kwargs.get("fused") else []):
             function(*parts, *args[len(lists) :], **kwargs)
         _hand_back(lists, parts)
@@ -61,38 +61,38 @@ def _is_by_part(lists: Lists) -> bool:
     first = next((spec for spec in specs if spec is not None), None)
     if first is None or not private_dtensors.is_ours(first.mesh):
         return False
-    return all(_go_with(own, specs) for own in lists[1:] if own)
+    return all(_go_with(values, specs) for values in lists[1:] if values)
 
 
-def _go_with(own: list[Any], specs: list[private.DTensorSpec | None]) -> bool:
-    own_specs = list(map(private_dtensors.spec_if_any, own))
-    return own_specs == specs or all(map(_goes_with, own, own_specs, specs))
+def _go_with(values: list[Any], specs: list[private.DTensorSpec | None]) -> bool:
+    own_specs = list(map(private_dtensors.spec_if_any, values))
+    return own_specs == specs or all(map(_goes_with, values, own_specs, specs))
 
 
-def _goes_with(x: Tensor | None, own: private.DTensorSpec | None, of_parameter: private.DTensorSpec | None) -> bool:
-    if x is None or own is of_parameter:
+def _goes_with(x: Tensor | None, spec: private.DTensorSpec | None, of_parameter: private.DTensorSpec | None) -> bool:
+    if x is None or spec is of_parameter:
         return True
-    if own is None or of_parameter is None:
-        return own is None and x.ndim == 0
-    return (own.placements, own.shape, own.mesh) == (of_parameter.placements, of_parameter.shape, of_parameter.mesh)
+    if spec is None or of_parameter is None:
+        return spec is None and x.ndim == 0
+    return (spec.placements, spec.shape, spec.mesh) == (of_parameter.placements, of_parameter.shape, of_parameter.mesh)
 
 
 def _hand_back(lists: Lists, parts: Lists) -> None:
     """Put states that the update has made into the lists, as DTensors."""
-    for own, made in zip(lists[1:], parts[1:], strict=True):
-        for at, x in enumerate(own):
+    for values, made in zip(lists[1:], parts[1:], strict=True):
+        for at, x in enumerate(values):
             if x is None and made[at] is not None:
                 parameter = lists[0][at]
                 is_sharded = isinstance(parameter, DTensor)
-                own[at] = private.wrap(made[at], private.spec_of(parameter)) if is_sharded else made[at]
+                values[at] = private.wrap(made[at], private.spec_of(parameter)) if is_sharded else made[at]
 
 
 def _like(op: private.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Make a part of the same shape and dtype; leave all other cases to torch."""
     x, *others = args
-    spec, asked = private.spec_of(x), {name for name, value in kwargs.items() if value not in (None, False)}
+    spec, options = private.spec_of(x), {name for name, value in kwargs.items() if value not in (None, False)}
     if (
-        asked - {"memory_format"}
+        options - {"memory_format"}
         or kwargs.get("memory_format", torch.preserve_format) != torch.preserve_format
         or any(placement.is_partial() for placement in spec.placements)
     ):

@@ -184,8 +184,8 @@ def _check_view(before: DTensorSpec, after: DTensorSpec | None, given: Sequence[
     """Raise unless this rank holds the same elements before and after a view; torch may place them on other ranks."""
     shape = torch.empty(before.shape, device="meta").reshape(list(given)).shape
     where = _place(before.mesh)
-    own = _elements(before.shape, before.placements, *where)
-    if after is None or own != _elements(shape, after.placements, *where):
+    elements = _elements(before.shape, before.placements, *where)
+    if after is None or elements != _elements(shape, after.placements, *where):
         raise ShardwrightError(
             f"a tensor {list(before.shape)} with placements {before.placements} lies in blocks, whose parts of it as "
             f"{list(shape)} no placement of torch says; gather it first (x.full_tensor()), "

@@ -36,11 +36,11 @@ def _update(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
                     f"{op}: a tensor {list(source.shape)} with placements {source.placements} updates one "
                     f"{list(target.shape)} with placements {target.placements}; expected equal ones; redistribute it"
                 )
-    own, named = [*map(_part, args)], {name: _part(x) for name, x in kwargs.items()}
+    parts, named = [*map(_part, args)], {name: _part(x) for name, x in kwargs.items()}
     if str(op).removeprefix("aten.").removesuffix(".default") not in _FUSED:
-        return op(*own, **named)
-    with dense([*own, *named.values()]):
-        return op(*own, **named)
+        return op(*parts, **named)
+    with dense([*parts, *named.values()]):
+        return op(*parts, **named)
 
 
 @contextmanager
@@ -50,12 +50,14 @@ def dense(arguments: Sequence[object]) -> Generator[None]:
     The fused kernels take memory without gaps for granted: those for CPUs go on through it and write what lies between.
     """
     lists = [x for x in arguments if isinstance(x, list)]
-    gaps = [(own, at, x) for own in lists for at, x in enumerate(own) if x is not None and not x.is_contiguous()]
-    for own, at, x in gaps:
-        own[at] = x.contiguous()
+    gaps = [
+        (values, at, x) for values in lists for at, x in enumerate(values) if x is not None and not x.is_contiguous()
+    ]
+    for values, at, x in gaps:
+        values[at] = x.contiguous()
     yield
-    for own, at, x in gaps:
-        x.copy_(own[at])
+    for values, at, x in gaps:
+        x.copy_(values[at])
 
 
 def _part(x: Any) -> Any:  # noqa: ANN401

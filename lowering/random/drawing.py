@@ -166,10 +166,10 @@ class Drawing:
         if not self.draws or (self.own is None and first and last):
             yield
             return
-        generator, own = self.generator, self.own
-        outside = generator.get_state()
-        if own is not None:
-            generator.set_state(own)
+        generator, drawing_state = self.generator, self.own
+        state = generator.get_state()
+        if drawing_state is not None:
+            generator.set_state(drawing_state)
         if first:
             self._first = generator.get_state()
         elif self._first is not None:
@@ -177,17 +177,17 @@ class Drawing:
         try:
             yield
         finally:
-            if own is not None:
+            if drawing_state is not None:
                 self.own = generator.get_state()
-                generator.set_state(outside)
+                generator.set_state(state)
 
 
 class _Comparison:
     """A comparison of one number over all ranks, which runs beside a step."""
 
-    def __init__(self, own: int, ranks: Ranks) -> None:
+    def __init__(self, digest: int, ranks: Ranks) -> None:
         self.ranks, cuda = ranks, ranks.device.type == "cuda"
-        self.extremes = torch.tensor([own, ~own], pin_memory=cuda)  # the largest, the complement of the smallest
+        self.extremes = torch.tensor([digest, ~digest], pin_memory=cuda)  # the largest, the complement of the smallest
         self.work: dist.Work | None = None
         self.event: torch.cuda.Event | None = None
         if not cuda:

@@ -87,8 +87,8 @@ def keep_mask(
     local = [sum(stop - start for start, stop in pieces) for pieces in held]
     if not prod(local):
         return torch.empty(local, dtype=torch.bool, device=device)
-    kept = [d for d, extent in enumerate(shape) if extent > 1] or [len(shape) - 1]
-    *lead, last = ((shape[d], held[d]) for d in kept) if shape else [(1, [(0, 1)])]
+    dims = [d for d, extent in enumerate(shape) if extent > 1] or [len(shape) - 1]
+    *lead, last = ((shape[d], held[d]) for d in dims) if shape else [(1, [(0, 1)])]
     covered = [(start // WORDS, -(-stop // WORDS)) for start, stop in last[1]]
     sizes = [(extent, pieces) for extent, pieces in lead] + [(-(-last[0] // WORDS), covered)]
     bits = _compare(_places(sizes, device), keep, seed, number)

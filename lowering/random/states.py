@@ -38,13 +38,13 @@ def check_states(states: States) -> None:
         raise CheckpointError("it was saved without seed_exactly, and this run uses it; end it before load")
 
 
-def set_states(states: States, stream: Stream, *, own: bool) -> None:
-    """Continue from saved states. Where they are another rank's (not `own`), set only what all ranks share."""
+def set_states(states: States, stream: Stream, *, is_own: bool) -> None:
+    """Continue from saved states. Where they are another rank's (not `is_own`), set only what all ranks share."""
     if (exact := exact_random()) is not None:
         exact.load_state_dict(states["exact"])
     if states["stream"] is not None:
         stream.state = states["stream"]
-    if not own:
+    if not is_own:
         return
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():

@@ -23,8 +23,8 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     if not has_others(ranks) or not values:
         return []
     values = dict(sorted(values.items()))  # a model may have been built in another order on every rank
-    own = torch.stack([one.to(ranks.device) for one in digests([*values.values()])])
-    extremes = torch.stack([own, ~own])  # of all ranks, the largest and the complement of the smallest
+    local = torch.stack([one.to(ranks.device) for one in digests([*values.values()])])
+    extremes = torch.stack([local, ~local])  # of all ranks, the largest and the complement of the smallest
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     names = [name for name, equal in zip(values, (extremes[0] == ~extremes[1]).tolist(), strict=True) if not equal]
     with torch.no_grad():
@@ -68,10 +68,10 @@ def digests(values: Sequence[Tensor]) -> list[Tensor]:
     """Return the hash of each tensor."""
     numbers = [_numbers(value) for value in values]
     most = dict[torch.device, int]()
-    for own in numbers:
-        most[own.device] = max(most.get(own.device, 0), len(own))
+    for group in numbers:
+        most[group.device] = max(most.get(group.device, 0), len(group))
     mixers = {device: _Mixer(size, device) for device, size in most.items()}
-    return [mixers[own.device].hash(own) for own in numbers]
+    return [mixers[values.device].hash(values) for values in numbers]
 
 
 def _numbers(value: Tensor) -> Tensor:
@@ -100,10 +100,10 @@ class _Mixer:
 
     def _of_chunk(self, chunk: Tensor) -> Tensor:
         """Return the sum of all numbers, each hashed with its place."""
-        own = self._own[: len(chunk)]
-        torch.bitwise_xor(chunk.long(), self._places[: len(chunk)], out=own)
-        _mix(own, self._spare[: len(chunk)])
-        return own.sum()
+        hashed = self._own[: len(chunk)]
+        torch.bitwise_xor(chunk.long(), self._places[: len(chunk)], out=hashed)
+        _mix(hashed, self._spare[: len(chunk)])
+        return hashed.sum()
 
 
 def _mix(x: Tensor, spare: Tensor) -> None:

@@ -97,8 +97,8 @@ class Outgoing(Channel):
         """Send detached values, once the last message is sent. `pieces`: of each value, the pieces of this rank."""
         self.finish()
         sent, works = list[Tensor](), Works()
-        for value, own in zip(values, pieces, strict=True):
-            for piece in own:
+        for value, parts in zip(values, pieces, strict=True):
+            for piece in parts:
                 sent.append(_plain(part_of(value, piece)))
                 work = self.exchange(sent[-1], self.first + piece.place, self.group)
                 works += [] if work is None else [(work, self.first + piece.place)]
@@ -171,9 +171,12 @@ def joined(kind: Kind, parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def _at(where: Where, shape: Sequence[int]) -> tuple[slice | Tensor, ...]:
     """Return the place of a piece as an index of torch's tensors."""
-    if all(own is None or isinstance(own, range) for own in where):
-        return tuple(slice(None) if own is None else slice(own[0], own[-1] + 1) for own in where)
-    dims = [torch.tensor(list(range(size) if own is None else own)) for own, size in zip(where, shape, strict=True)]
+    if all(indices is None or isinstance(indices, range) for indices in where):
+        return tuple(slice(None) if indices is None else slice(indices[0], indices[-1] + 1) for indices in where)
+    dims = [
+        torch.tensor(list(range(size) if indices is None else indices))
+        for indices, size in zip(where, shape, strict=True)
+    ]
     return tuple(torch.meshgrid(*dims, indexing="ij"))
 
 
@@ -184,12 +187,12 @@ def _plain(value: Tensor) -> Tensor:
 
 def channels(ranks: Ranks, ways: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int, int], Outgoing | Incoming]:
     """Make this rank's channels, in order: by pass, from stage, to stage. Every rank must pass the same `ways`."""
-    own, by_way = ranks.stages.rank, dict[tuple[str, int, int], Outgoing | Incoming]()
+    stage, by_way = ranks.stages.rank, dict[tuple[str, int, int], Outgoing | Incoming]()
     for way in sorted(set(ways)):
         name, source, target = way
         if source == target:
             continue
         if (group := ranks.group(across(ranks.meshes, (source, target)), name)) is not None:
-            kind, peer = (Outgoing, target) if own == source else (Incoming, source)
+            kind, peer = (Outgoing, target) if stage == source else (Incoming, source)
             by_way[way] = kind(ranks, peer, group)
     return by_way

@@ -30,8 +30,8 @@ def encode(values: Tensor, encoding: Encoding) -> Tensor:
     whole = num_elements // BLOCK
     if whole:
         blocks = values[:, : whole * BLOCK].unflatten(1, (whole, BLOCK))
-        for own in _stretches(blocks, codes[:, :whole], magnitudes[:, :whole]):
-            _encode(*own, encoding)
+        for stretch in _stretches(blocks, codes[:, :whole], magnitudes[:, :whole]):
+            _encode(*stretch, encoding)
     if rest := num_elements - whole * BLOCK:
         last = pad(values[:, whole * BLOCK :], (0, BLOCK - rest)).unsqueeze(1)
         _encode(last, codes[:, whole:], magnitudes[:, whole:], encoding)
@@ -44,8 +44,8 @@ def decode(sent: Tensor, encoding: Encoding, into: Tensor) -> None:
     whole = into.shape[1] // BLOCK
     if whole:
         blocks = into[:, : whole * BLOCK].unflatten(1, (whole, BLOCK))
-        for own in _stretches(codes[:, :whole], magnitudes[:, :whole], blocks):
-            _decode(*own, encoding)
+        for stretch in _stretches(codes[:, :whole], magnitudes[:, :whole], blocks):
+            _decode(*stretch, encoding)
     if rest := into.shape[1] - whole * BLOCK:
         last = into.new_empty(len(into), 1, BLOCK)
         _decode(codes[:, whole:], magnitudes[:, whole:], last, encoding)

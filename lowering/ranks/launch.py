@@ -144,8 +144,8 @@ def connect(mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S, schedules
 def _axes(
     meshes: tuple[Mesh, ...], device: torch.device, timeout_s: float
 ) -> tuple[tuple[MeshAxis, ...], Axis, DeviceMesh]:
-    own = stage_of(meshes, dist.get_rank())
-    grid, mesh, many = torch.from_numpy(grids_of(meshes)[own]), meshes[own], len(meshes)
+    stage = stage_of(meshes, dist.get_rank())
+    grid, mesh, many = torch.from_numpy(grids_of(meshes)[stage]), meshes[stage], len(meshes)
     groups = [group for dim in range(grid.dim()) if (group := my_group(lines(meshes, [dim]), timeout_s))]
     device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=mesh.names or ("all",))
     private_dtensors.claim(device_mesh)
@@ -156,7 +156,7 @@ def _axes(
     column = my_group(columns(meshes, range(many)), timeout_s) if many > 1 else None
     if column is not None:
         private_dtensors.tell_overflows_beside(device_mesh, column)
-    return axes, Axis(STAGES, many, own, column), device_mesh
+    return axes, Axis(STAGES, many, stage, column), device_mesh
 
 
 # ---- forked local ranks ----

@@ -195,13 +195,13 @@ def launch_scatter(
         return _launch_codes(pieces.flatten(1), axis, encoding, room.flatten(1)), room
     group, size = _group(axis), pieces.numel()
     if axis.schedules is not None and axis.schedules.has("reduce_scatter", size * pieces.element_size()):
-        own = torch.empty_like(pieces[:1])
-        return _by_schedule("reduce_scatter", axis, pieces, own, size), own
+        part = torch.empty_like(pieces[:1])
+        return _by_schedule("reduce_scatter", axis, pieces, part, size), part
     if dist.get_backend(group) == "gloo":
         room = torch.empty_like(pieces) if room is None else room
         return dist.all_to_all_single(room.view(-1), pieces.view(-1), group=group, async_op=async_op), room
-    own = torch.empty_like(pieces[:1])
-    return dist.reduce_scatter_single(own.view(-1), pieces.view(-1), group=group, async_op=async_op), own
+    part = torch.empty_like(pieces[:1])
+    return dist.reduce_scatter_single(part.view(-1), pieces.view(-1), group=group, async_op=async_op), part
 
 
 def _launch_exchange(received: Tensor, pieces: Tensor, axis: Axis, *, async_op: bool = True) -> Work | None:

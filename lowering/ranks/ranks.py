@@ -76,8 +76,8 @@ class Ranks:
     def everyone(self) -> Axis:
         """All ranks of all stages as one axis, to sum over."""
         if ALL_RANKS not in self._merged:
-            own = self._axis("all ranks", ALL_RANKS, [tuple(range(self.world))], dist.group.WORLD)
-            self._merged[ALL_RANKS] = own
+            axis = self._axis("all ranks", ALL_RANKS, [tuple(range(self.world))], dist.group.WORLD)
+            self._merged[ALL_RANKS] = axis
         return self._merged[ALL_RANKS]
 
     def across(self, stages: Sequence[int]) -> Axis | None:
@@ -85,19 +85,19 @@ class Ranks:
 
         Every rank, also of other stages, must ask for the same stages in the same order.
         """
-        name, own = of_stages(stages), across(self.meshes, stages)
+        name, lines = of_stages(stages), across(self.meshes, stages)
         if name not in self._merged:
-            if (group := self.group(own, "shared")) is None:
-                self._schedules(name, own)
+            if (group := self.group(lines, "shared")) is None:
+                self._schedules(name, lines)
                 return None
-            self._merged[name] = self._axis(STAGES, name, own, group)
+            self._merged[name] = self._axis(STAGES, name, lines, group)
         return self._merged[name]
 
-    def _axis(self, label: str, name: GroupName, own: Sequence[Line], group: dist.ProcessGroup | None = None) -> Axis:
+    def _axis(self, label: str, name: GroupName, lines: Sequence[Line], group: dist.ProcessGroup | None = None) -> Axis:
         """Return the ranks of a line as an axis, with the schedules that are picked for it."""
-        group = group or self.group(own)
+        group = group or self.group(lines)
         assert group is not None
-        return Axis(label, dist.get_world_size(group), dist.get_rank(group), group, self._schedules(name, own))
+        return Axis(label, dist.get_world_size(group), dist.get_rank(group), group, self._schedules(name, lines))
 
     def group(self, lines: Sequence[Line], use: str = "") -> dist.ProcessGroup | None:
         """Return the group of the line that contains this rank, or None; each `use` has groups of its own.
@@ -116,10 +116,10 @@ class Ranks:
             if isinstance(axis, Axis):  # of any size: other stages may have another
                 axis.schedules = self._schedules((axis.name,), lines(self.meshes, [self.mesh.index(axis.name)]))
 
-    def _schedules(self, name: GroupName, own: Sequence[Line]) -> AxisSchedules | None:
+    def _schedules(self, name: GroupName, lines: Sequence[Line]) -> AxisSchedules | None:
         """Return what a group's collectives run by, on process groups of their own, which all ranks make together."""
         picked = [stage.get(name) or {} for stage in self._picked]
-        if not any(picked) or (group := self.group(own, f"schedules {' '.join(name)}")) is None:
+        if not any(picked) or (group := self.group(lines, f"schedules {' '.join(name)}")) is None:
             return None
         return AxisSchedules(picked[self.stages.rank], group, self.timeout_s)
 

@@ -197,14 +197,14 @@ def _last_words() -> str:
 
 def _answers(store: private.Store) -> Answers:
     """Return where other ranks are, or where they waited as they lost a rank; None where they do not answer."""
-    own = dist.get_rank()
-    others = [rank for rank in range(dist.get_world_size()) if rank != own]
+    me = dist.get_rank()
+    others = [rank for rank in range(dist.get_world_size()) if rank != me]
     call = store.add(_KEY, 1)
     keys = {rank: f"{_KEY}/{call}/{rank}" for rank in others}
     lost = {rank: f"{_LOST}/{rank}" for rank in others}
-    asked = [keys[rank] for rank in others if not store.check([lost[rank]])]
+    awaited = [keys[rank] for rank in others if not store.check([lost[rank]])]
     with suppress(RuntimeError):
-        store.wait(asked, timedelta(seconds=PATIENCE_S))
+        store.wait(awaited, timedelta(seconds=PATIENCE_S))
     answers = dict[int, Answer | None]()
     for rank in others:
         if store.check([lost[rank]]):
@@ -235,8 +235,8 @@ def _wait() -> str:
 
 def _place(frame: FrameType) -> str:
     stack = list(_stack(frame))
-    own = next((f for f in stack if not f.f_code.co_filename.startswith(_NO_PLACE)), stack[0])
-    return f"{own.f_code.co_filename}:{own.f_lineno} in {own.f_code.co_name}"
+    place = next((f for f in stack if not f.f_code.co_filename.startswith(_NO_PLACE)), stack[0])
+    return f"{place.f_code.co_filename}:{place.f_lineno} in {place.f_code.co_name}"
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:

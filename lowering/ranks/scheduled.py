@@ -197,7 +197,10 @@ def _step(transfers: Iterable[tuple[int, int, int, int, Op, tuple[int, ...]]], r
         if dst == rank:
             receives[src].append((chunk, op))
     sent, received = (
-        tuple(_Message(peer, tuple(c for c, _ in own), tuple(op for _, op in own)) for peer, own in sorted(by.items()))
+        tuple(
+            _Message(peer, tuple(c for c, _ in chunks), tuple(op for _, op in chunks))
+            for peer, chunks in sorted(by.items())
+        )
         for by in (sends, receives)
     )
     return _Step(sent, received)
@@ -243,7 +246,7 @@ def unit_lengths(collective: Collective, units: Sequence[Sequence[int]]) -> list
 
 def _units(collective: Collective) -> list[list[Chunk]]:
     """Return the units of a collective: neighbouring chunks with the same sources and targets."""
-    return [list(own) for _, own in groupby(collective.chunks, key=lambda chunk: chunk[1:])]
+    return [list(chunks) for _, chunks in groupby(collective.chunks, key=lambda chunk: chunk[1:])]
 
 
 def _cut(unit: Sequence[Chunk], num_elements: int) -> list[int]:

@@ -33,11 +33,16 @@ class Telling:
     """The groups and channels in which values are told. Every rank makes one, for the same values."""
 
     def __init__(self, ranks: Ranks, values: Iterable[Told]) -> None:
-        self.ranks, everywhere, told = ranks, range(ranks.stages.size), list(values)
-        ways = {(_USE, value.stage, other) for value in told if self._is_parted(value.kind) for other in everywhere}
+        self.ranks, everywhere, values_in_order = ranks, range(ranks.stages.size), list(values)
+        ways = {
+            (_USE, value.stage, other)
+            for value in values_in_order
+            if self._is_parted(value.kind)
+            for other in everywhere
+        }
         self.channels = channels(ranks, ways)
-        own = dist.get_rank()
-        self.tellers = {stage: first_in(ranks.meshes, everywhere, own, stage) for _, stage in told}
+        rank = dist.get_rank()
+        self.tellers = {stage: first_in(ranks.meshes, everywhere, rank, stage) for _, stage in values_in_order}
 
     def tell(self, value: Told, part: Tensor, what: str) -> Tensor:
         """Return this rank's part of a value: what it has, in the value's stage; elsewhere `part` is room for it.
@@ -55,20 +60,20 @@ class Telling:
         return len(set(self.ranks.meshes)) > 1 and any(layout.is_shard for layout in kind.layouts)
 
     def _tell_parts(self, value: Told, part: Tensor, what: str) -> Tensor:
-        kind, source, own = value.kind, value.stage, self.ranks.stages.rank
+        kind, source, stage = value.kind, value.stage, self.ranks.stages.rank
         meshes, tensor, place = self.ranks.meshes, pieces.Tensor(kind.shape, kind.layouts), self.ranks.place
-        if own != source:
-            channel = self.channels[_USE, source, own]
+        if stage != source:
+            channel = self.channels[_USE, source, stage]
             assert isinstance(channel, Incoming)
-            came = pieces.received(tensor, meshes[source], meshes[own], place)
-            channel.begin([Message(what, (Kind(kind.local_shape(meshes[own]), getattr(torch, kind.dtype), came),))])
+            came = pieces.received(tensor, meshes[source], meshes[stage], place)
+            channel.begin([Message(what, (Kind(kind.local_shape(meshes[stage]), getattr(torch, kind.dtype), came),))])
             (part,) = channel.take()
             return part
         for other, mesh in enumerate(meshes):
-            if other != own:
-                channel = self.channels[_USE, own, other]
+            if other != stage:
+                channel = self.channels[_USE, stage, other]
                 assert isinstance(channel, Outgoing)
-                channel.send(what, [part], [pieces.sent(tensor, meshes[own], mesh, place)])
+                channel.send(what, [part], [pieces.sent(tensor, meshes[stage], mesh, place)])
                 channel.finish()
         return part
 

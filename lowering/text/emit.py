@@ -74,17 +74,17 @@ INLINE = 4
 """A block of fewer statements is written inline, unless backward recomputes it."""
 
 
-def emit(graph: Graph, outside: Outside | None = None, *, marked: bool = False) -> str:
+def emit(graph: Graph, boundary: Outside | None = None, *, marked: bool = False) -> str:
     """Return the source of a program's functions.
 
     `forward(leaf, batch, constant, blocks, saved, device, *axes, draw)` returns the graph's outputs by name, the loss
     as this rank's summand. `constants(device, *axes)` returns the values that are computed only once. `forward` calls
     the other functions. `draw` is the first draw of the step: a function counts its dropouts from the draw that its
-    caller passes. With several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` lists
+    caller passes. With several microbatches, `step(forward, backward, microbatches, mb)` runs them. `boundary` lists
     the work of the runtime. `marked`: give operators and blocks names for a profiler (`_marks`).
     """
-    outside = outside or find_outside(graph)
-    return _Emitter(_with_axes_of_its_own(graph), outside, marked=marked).source()
+    boundary = boundary or find_outside(graph)
+    return _Emitter(_with_axes_of_its_own(graph), boundary, marked=marked).source()
 
 
 def _with_axes_of_its_own(graph: Graph) -> Graph:
@@ -101,32 +101,32 @@ def _with_axes_of_its_own(graph: Graph) -> Graph:
 
 
 class _Emitter:
-    def __init__(self, graph: Graph, outside: Outside, *, marked: bool) -> None:
-        self.graph, self.outside = graph, outside
+    def __init__(self, graph: Graph, boundary: Outside, *, marked: bool) -> None:
+        self.graph, self.outside = graph, boundary
         if taken := next((n for n in graph.nodes if n.name.startswith(_KEYS)), None):
             raise GraphError(f"{taken}: no node has a name of two words that begins with {', '.join(_KEYS)}; rename it")
-        gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
-        regions = {operation.name: operation.region for operation in outside.operations.listed}
-        weights = [name for name in graph.by_name if outside.operations.is_weight(name)]
+        gathered = [p.result for p in boundary.operations.parameters.values() if p.slices is not None]
+        regions = {operation.name: operation.region for operation in boundary.operations.listed}
+        weights = [name for name in graph.by_name if boundary.operations.is_weight(name)]
         self.code = Expressions(
-            graph, outside.aliases, [*gathered, *outside.loss_sums], regions, outside.apart, weights,
-            outside.operations.pairs, outside.away,
+            graph, boundary.aliases, [*gathered, *boundary.loss_sums], regions, boundary.apart, weights,
+            boundary.operations.pairs, boundary.away,
         )  # fmt: skip
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
-        self.items = statements(graph, self.code, outside)
+        self.items = statements(graph, self.code, boundary)
         self.code.drawn.update(drawn_ahead(graph, self.items))
         self.started = {str(s.name) for s in flat(self.items) if s.verb == "start"}
-        self.lines = Lines(graph, outside, self.code, self.started, self._marks() if marked else None)
+        self.lines = Lines(graph, boundary, self.code, self.started, self._marks() if marked else None)
         self.num_reads = Counter(name for s in flat(self.items) for name in self.lines.reads(s))
         self.num_reads.update(self.results.values())
         masks = [mask_key(node) for node in graph.nodes if node.name in self.code.drawn]
         taken = {*_RESERVED, *graph.mesh.names}
         self.names = identifiers([*(node.name for node in graph.nodes), *dict.fromkeys(masks)], taken)
-        self.names |= {block_key(i): f"blocks[{i}]" for i in range(len(outside.chunk.blocks))}
+        self.names |= {block_key(i): f"blocks[{i}]" for i in range(len(boundary.chunk.blocks))}
         self.seeds = {draw_key(n): integer(dict(n.attrs), "seed") for n in graph.nodes if n.is_random}
         self.names |= self._draws(self.seeds)
         self.names |= {
-            leaf_key(module): f"leaf[{module!r}]" for module in {o.block for o in outside.operations.listed} if module
+            leaf_key(module): f"leaf[{module!r}]" for module in {o.block for o in boundary.operations.listed} if module
         }
         self.functions = Functions({*taken, *self.names.values()})
 
@@ -135,8 +135,8 @@ class _Emitter:
         main = Scope(self.names)
         items = list(self._items(self.items, "", main))
         forward = list(self.lines.body(items, main, self.results))
-        kept = {name for item in items for name in self.lines.reads(item)} | set(self.results.values())
-        constants = {str(s.name): str(s.name) for s in once if s.name in kept}
+        read = {name for item in items for name in self.lines.reads(item)} | set(self.results.values())
+        constants = {str(s.name): str(s.name) for s in once if s.name in read}
         mesh, axes = self.graph.mesh, self.graph.mesh.names
         given = ["leaf, batch, constant, blocks, saved, device", *axes, "draw=rt.Draw()"]
         given += ["foreign=None"] * any(map(is_foreign, self.graph.nodes))
@@ -191,14 +191,14 @@ class _Emitter:
         items = list(self._items(part.body, part.module))
         made = [name for item in items for name in self.lines.makes(item)]
         read = list(dict.fromkeys(name for item in items for name in self.lines.reads(item)))
-        own = [name for name in read if self.lines.is_own(name, part.module)]
-        operands = [name for name in read if name not in {*made, *own}]
-        if own and leaf_key(part.module) not in operands:
+        inner = [name for name in read if self.lines.is_own(name, part.module)]
+        operands = [name for name in read if name not in {*made, *inner}]
+        if inner and leaf_key(part.module) not in operands:
             operands.insert(0, leaf_key(part.module))
         inside = Counter(name for s in flat(part.body) for name in self.lines.reads(s))
         results = tuple(name for name in made if self.num_reads[name] > inside[name])
         draws = sorted(self._drawn_in(part), key=self.seeds.__getitem__)
-        names = self._local_names(part.module, operands, [*own, *made]) | self._draws(draws, *draws[:1])
+        names = self._local_names(part.module, operands, [*inner, *made]) | self._draws(draws, *draws[:1])
         body = list(self.lines.body(items, Scope(names, part.module), results))
         comes = [names[name] for name in operands]
         words = {word for line in body for word in re.findall(r"\w+", line.code)}

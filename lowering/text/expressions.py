@@ -35,7 +35,7 @@ class Expressions:
 
     `aliases` maps each parallel operator that the runtime carries out to the node that stands for it. `elsewhere` names
     further nodes that are not written. `regions` maps each operation to the region that backward recomputes with it, if
-    any. `apart` names operators whose gradients of `weights` are computed in a second part of backward. `pairs` run in
+    any. `split` names operators whose gradients of `weights` are computed in a second part of backward. `pairs` run in
     pieces. `away` names the values that wait for backward on the host. `drawn` names the dropouts whose masks are drawn
     earlier, in lines of their own.
     """
@@ -46,13 +46,13 @@ class Expressions:
         aliases: Mapping[str, str],
         elsewhere: Collection[str],
         regions: Mapping[str, Region | None],
-        apart: Collection[str] = (),
+        split: Collection[str] = (),
         weights: Collection[str] = (),
         pairs: Sequence[Pair] = (),
         away: Collection[str] = (),
     ) -> None:
         self.graph, self.aliases, self.regions = graph, aliases, regions
-        self.apart, self.weights, self.away = frozenset(apart), frozenset(weights), frozenset(away)
+        self.split_backward, self.weights, self.away = frozenset(split), frozenset(weights), frozenset(away)
         self.context = GraphView(graph, regions)
         self.fused: dict[str, Fused] = {}
         self.pairs = {name: pair for pair in pairs for name in pair.made}
@@ -71,51 +71,51 @@ class Expressions:
         """Return the names that a node's expression reads."""
         pair = self.pairs.get(node.name)
         inputs = self._inputs(node) if pair is None else self._inputs_of(pair)
-        found = tuple(name for name in inputs if name not in self.literals)
-        return (*found, mask_key(node)) if node.name in self.drawn else found
+        names = tuple(name for name in inputs if name not in self.literals)
+        return (*names, mask_key(node)) if node.name in self.drawn else names
 
     def _fuse(self) -> None:
         for node in reversed(self.graph.nodes):
             if node.name in self.skipped:
                 continue
-            found = next((f for peephole in PEEPHOLES if (f := peephole(self.context, node))), None)
-            if found is not None and not self.skipped.intersection(found.absorbed):
-                self.fused[node.name] = found
-                self.skipped.update(found.absorbed)
+            fused = next((f for peephole in PEEPHOLES if (f := peephole(self.context, node))), None)
+            if fused is not None and not self.skipped.intersection(fused.absorbed):
+                self.fused[node.name] = fused
+                self.skipped.update(fused.absorbed)
         for pair in self.pairs.values():
             self.skipped.update({*pair.operations}.difference(pair.made))
 
     def _inputs(self, node: Node) -> tuple[str, ...]:
-        found = self.fused.get(node.name)
-        names = found.inputs if found else node.inputs
+        fused = self.fused.get(node.name)
+        names = fused.inputs if fused else node.inputs
         return tuple(self.aliases.get(name, name) for name in names)
 
     def _inputs_of(self, pair: Pair) -> tuple[str, ...]:
         """Return the names that a pair reads: the value that is cut, then weights."""
         nodes = [self.graph.by_name[member.name] for member in chain(*pair.chains)]
         cut = pair.start if pair.move_first else pair.read
-        own = {pair.read, *pair.operations}
-        names = (cut, *(name for node in nodes for name in node.inputs if name not in own))
+        inner = {pair.read, *pair.operations}
+        names = (cut, *(name for node in nodes for name in node.inputs if name not in inner))
         return tuple(dict.fromkeys(self.aliases.get(name, name) for name in names))
 
     def _literals(self) -> dict[str, str]:
         """Return the zero-dimensional constants that every reader can take as a Python number, as text."""
-        found: dict[str, str] = {}
+        literals: dict[str, str] = {}
         for node in self.graph.nodes:
             if node.op == "full" and node.attr("shape") == () and node.name not in self.context.results:
                 readers = [self.graph.by_name[name] for name in self.graph.users[node.name]]
-                if readers and all(self._takes_number(reader, node.name, found) for reader in readers):
-                    found[node.name] = literal(self._number(node, readers))
-        return found
+                if readers and all(self._takes_number(reader, node.name, literals) for reader in readers):
+                    literals[node.name] = literal(self._number(node, readers))
+        return literals
 
     def _number(self, node: Node, readers: Sequence[Node]) -> object:
         """Return the value of a constant, rounded to its dtype if a reader computes in a wider one."""
         value, types = node.attr("value"), self.graph.types
-        own = types[node.name].dtype
-        if is_float(own) and any(
-            is_float(d) and promote(d, own) != own for d in (types[r.name].dtype for r in readers)
+        dtype = types[node.name].dtype
+        if is_float(dtype) and any(
+            is_float(d) and promote(d, dtype) != dtype for d in (types[r.name].dtype for r in readers)
         ):
-            return torch.tensor(value, dtype=getattr(torch, own)).item()
+            return torch.tensor(value, dtype=getattr(torch, dtype)).item()
         return value
 
     def _takes_number(self, reader: Node, number: str, literals: Mapping[str, str]) -> bool:
@@ -125,11 +125,11 @@ class Expressions:
         if any(name == number and position not in row.numbers for position, name in enumerate(reader.inputs)):
             return False
         others = [reader.inputs[position] for position in row.numbers if reader.inputs[position] != number]
-        own, types = self.graph.types[number].dtype, self.graph.types
-        result = own if types[reader.name].dtype == "bool" else types[reader.name].dtype
+        dtype, types = self.graph.types[number].dtype, self.graph.types
+        result = dtype if types[reader.name].dtype == "bool" else types[reader.name].dtype
         return bool(others) and all(
             name not in literals
-            and (types[name].dtype == own or (is_float(types[name].dtype) and types[name].dtype == result))
+            and (types[name].dtype == dtype or (is_float(types[name].dtype) and types[name].dtype == result))
             for name in others
         )
 
@@ -143,10 +143,13 @@ class Expressions:
         if (pair := self.pairs.get(node.name)) is not None:
             return self._in_pieces(pair, node, names)
         text, fused = self._of(node, names), self.fused.get(node.name)
-        if self.apart.isdisjoint((node.name, *(fused.absorbed if fused else ()))):
+        if self.split_backward.isdisjoint((node.name, *(fused.absorbed if fused else ()))):
             return text
         read = {name: self.operand(name, names) for name in self._inputs(node) if name not in self.literals}
-        groups = [{text: None for name, text in read.items() if (name in self.weights) == own} for own in (False, True)]
+        groups = [
+            {text: None for name, text in read.items() if (name in self.weights) == is_weight}
+            for is_weight in (False, True)
+        ]
         given = ", ".join(f"({', '.join(group)},)" for group in groups)
         return f"saved.apart(lambda {', '.join(chain(*groups))}: {text}, {given})"
 
@@ -155,7 +158,7 @@ class Expressions:
         inside = {**names, pair.read: PIECE}
         for member in chain(*pair.chains):
             inside[member.name] = f"({self._of(self.graph.by_name[member.name], inside)})"
-        texts = ", ".join(inside[own[-1].name][1:-1] for own in pair.chains)
+        texts = ", ".join(inside[chain[-1].name][1:-1] for chain in pair.chains)
         axis, moved = self.graph.by_name[pair.move].attr("axis"), tuple(pair.moved)
         if pair.move_first:
             results = ", ".join(str(tuple(place)) for place in pair.results)
@@ -166,10 +169,10 @@ class Expressions:
         return f"{MOVE_LAST}(lambda {PIECE}: {texts}, {given}, {pair.function}, {axis}, {moved})"
 
     def _of(self, node: Node, names: Mapping[str, str]) -> str:
-        found = self.fused.get(node.name)
+        fused = self.fused.get(node.name)
         operands = [self.operand(name, names) for name in self._inputs(node)]
-        if found is not None:
-            return found.text.format(*operands)
+        if fused is not None:
+            return fused.text.format(*operands)
         if node.is_leaf:
             return f"{source_of(node)}[{node.attr('target')!r}]"
         if node.is_parallel:
@@ -226,8 +229,8 @@ class Expressions:
         if node.op != "permute":
             return False
         region, readers = self.regions.get(node.name), self.graph.users[node.name]
-        again = region is not None and region.results is Fate.AGAIN
-        leaves = again and any(self.regions.get(name) != region for name in readers)
+        is_recomputed = region is not None and region.results is Fate.AGAIN
+        leaves = is_recomputed and any(self.regions.get(name) != region for name in readers)
         return (leaves or node.name in self.away) and copies_data(self.graph, node)
 
     def _offset(self, node: Node, factor: str) -> str:

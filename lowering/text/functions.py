@@ -23,8 +23,10 @@ class Function:
     def text(self) -> str:
         """The source of the function."""
         blocks = list(dict.fromkeys(self.modules))
-        told = ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} … {blocks[-1]}, {len(blocks)} equal blocks"
-        return f'def {self.name}({", ".join(self.parameters)}):\n    """{words(told) or "Of no block."}"""\n{self.body}'
+        names = ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} … {blocks[-1]}, {len(blocks)} equal blocks"
+        return (
+            f'def {self.name}({", ".join(self.parameters)}):\n    """{words(names) or "Of no block."}"""\n{self.body}'
+        )
 
 
 class FunctionCall(NamedTuple):

@@ -55,11 +55,11 @@ class Lines:
     """
 
     def __init__(
-        self, graph: Graph, outside: Outside, code: Expressions, started: Collection[str],
+        self, graph: Graph, boundary: Outside, code: Expressions, started: Collection[str],
         marks: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.graph, self.outside, self.code, self.started, self.marks = graph, outside, code, started, marks or {}
-        around = {**outside.inputs, **outside.operations.aliases}
+        self.graph, self.outside, self.code, self.started, self.marks = graph, boundary, code, started, marks or {}
+        around = {**boundary.inputs, **boundary.operations.aliases}
         self.held = {base: name for name, base in around.items() if graph.by_name[base].op != "parameter"}
 
     def is_own(self, name: str, module: str) -> bool:

@@ -62,11 +62,11 @@ class Outside:
     @cached_property
     def aliases(self) -> dict[str, str]:
         """Parallel operators that the runtime carries out, or that do nothing -> the nodes whose values readers see."""
-        found = {**self.inputs, **self.operations.aliases}
+        aliases = {**self.inputs, **self.operations.aliases}
         for node in self.graph.nodes:
             if node.op in (REPLICATE, REDUCE) and node.attr("axis") == TIME and node.name not in self.loss_sums:
-                found.setdefault(node.name, found.get(node.inputs[0], node.inputs[0]))
-        return found
+                aliases.setdefault(node.name, aliases.get(node.inputs[0], node.inputs[0]))
+        return aliases
 
     @cached_property
     def operations(self) -> Operations:
@@ -93,7 +93,7 @@ class Outside:
         """The operations before whose backward values arrive from the host, or are fetched."""
         backward = zip(reversed(self.chunk.occurrences), self.actions.backward, strict=False)
         copies = ("fetch", "arrive")
-        return frozenset(o.number for o, own in backward if any(action.verb in copies for action in own))
+        return frozenset(o.number for o, actions in backward if any(action.verb in copies for action in actions))
 
     @property
     def in_two(self) -> bool:

@@ -54,9 +54,9 @@ def compile_source(source: str) -> Program:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": "shardwright_program"}
     exec(compile(source, filename, "exec"), namespace)
-    own = {name: f for name, f in namespace.items() if getattr(f, "__module__", "") == "shardwright_program"}
-    step = own.pop("step", _one_microbatch)
-    return Program(source, own.pop("forward"), own.pop("constants"), step, own)
+    functions = {name: f for name, f in namespace.items() if getattr(f, "__module__", "") == "shardwright_program"}
+    step = functions.pop("step", _one_microbatch)
+    return Program(source, functions.pop("forward"), functions.pop("constants"), step, functions)
 
 
 def _one_microbatch(
@@ -83,6 +83,6 @@ def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
 
     kind: Any = type("Uncompiled", (), {name: method(name) for name in methods})
     wrappers = [kind() for _ in items]
-    for own, item in zip(wrappers, items, strict=True):
-        setattr(own, "item", item)  # noqa: B010
+    for wrapper, item in zip(wrappers, items, strict=True):
+        setattr(wrapper, "item", item)  # noqa: B010
     return wrappers

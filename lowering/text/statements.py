@@ -42,9 +42,9 @@ class TextPart(NamedTuple):
     body: tuple[Statement | TextPart, ...]
 
 
-def statements(graph: Graph, code: Expressions, outside: Outside) -> list[Statement | TextPart]:
+def statements(graph: Graph, code: Expressions, boundary: Outside) -> list[Statement | TextPart]:
     """Return the statements of the forward function, except those that fetch leaves, constants and sums."""
-    return _Writer(graph, code, outside).run()
+    return _Writer(graph, code, boundary).run()
 
 
 def flat(items: Iterable[Statement | TextPart]) -> Iterator[Statement]:
@@ -56,9 +56,9 @@ def flat(items: Iterable[Statement | TextPart]) -> Iterator[Statement]:
             yield item
 
 
-def drawn_ahead(graph: Graph, found: Iterable[Statement | TextPart]) -> set[str]:
+def drawn_ahead(graph: Graph, items: Iterable[Statement | TextPart]) -> set[str]:
     """Return the dropouts whose masks are drawn in statements of their own."""
-    seeds = {graph.by_name[str(s.name)].attr("seed") for s in flat(found) if s.verb == "draw"}
+    seeds = {graph.by_name[str(s.name)].attr("seed") for s in flat(items) if s.verb == "draw"}
     return {n.name for n in graph.nodes if n.is_random and n.attr("seed") in seeds}
 
 
@@ -71,8 +71,8 @@ class _Placed(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, graph: Graph, code: Expressions, outside: Outside) -> None:
-        self.graph, self.code, self.outside = graph, code, outside
+    def __init__(self, graph: Graph, code: Expressions, boundary: Outside) -> None:
+        self.graph, self.code, self.outside = graph, code, boundary
         self.written = {node.name for node in code.written}
         self.written_into = {inner: name for name, fused in code.fused.items() for inner in fused.absorbed}
         self.made = {pair.operations[-1]: pair.made for pair in code.pairs.values()}
@@ -86,11 +86,11 @@ class _Writer:
 
     def run(self) -> list[Statement | TextPart]:
         chunk, arriving = self.outside.chunk, self.outside.arriving
-        for occurrence, own in zip(chunk.occurrences, self.outside.actions.forward, strict=True):
+        for occurrence, actions in zip(chunk.occurrences, self.outside.actions.forward, strict=True):
             self.place = occurrence.operation.block, occurrence.operation.region
             self._write_waiting(self.place[1])
             released = False
-            for action in own:
+            for action in actions:
                 match action.verb:
                     case "await":
                         self._write("await", action.number)
@@ -156,20 +156,20 @@ class _Writer:
             self._write("free", block)
 
 
-def _parts(found: Sequence[_Placed]) -> list[Statement | TextPart]:
+def _parts(placed_items: Sequence[_Placed]) -> list[Statement | TextPart]:
     """Group statements into parts: blocks, and regions within them."""
     items = list[Statement | TextPart]()
-    for block, placed in groupby(found, key=lambda p: p.block):
-        own = list[Statement | TextPart]()
+    for block, placed in groupby(placed_items, key=lambda p: p.block):
+        items_of_block = list[Statement | TextPart]()
         whole = None
         for region, inner in groupby(placed, key=lambda p: p.region):
             body = tuple(p.statement for p in inner)
             if region is None or region.results is Fate.KEPT:
                 whole = region or whole
-                own += body
+                items_of_block += body
             else:
-                own.append(TextPart(block, region, body))
-        items += _then_freed(TextPart(block, whole, tuple(own))) if block else own
+                items_of_block.append(TextPart(block, region, body))
+        items += _then_freed(TextPart(block, whole, tuple(items_of_block))) if block else items_of_block
     return items
 
 

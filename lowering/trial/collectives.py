@@ -40,9 +40,9 @@ def _timed(schedule: Schedule, num_bytes: int) -> Timing:
     runs = ScheduledCollective(schedule, group, timeout_s=TIMEOUT_S)
     is_right = torch.tensor(float(torch.equal(runs.run(given, num_elements), expected)))
     dist.all_reduce(is_right, dist.ReduceOp.MIN)
-    own = partial(runs.run, given, num_elements)
+    run = partial(runs.run, given, num_elements)
     other = _torchs(whole, given, expected, num_elements)
-    seconds = [_slowest_s(own), *([] if other is None else [_slowest_s(other)])]
+    seconds = [_slowest_s(run), *([] if other is None else [_slowest_s(other)])]
     return Timing(4 * num_elements, bool(is_right.item()), seconds[0], seconds[1] if other else None)
 
 

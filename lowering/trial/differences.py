@@ -205,9 +205,9 @@ def _noise(eager: Trial, moved: Sequence[Trial], small: float) -> _Noise:
     return _Noise((first, second), gradients, buffers, middle, each, least)
 
 
-def _moves(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def _moves(mine: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     moves = dict[str, float]()
-    for name, value in own.items():
+    for name, value in mine.items():
         moved = [other[name] for other in others if name in other and other[name].shape == value.shape]
         moves[name] = max((_distance(value, other) for other in moved), default=0.0)
     return moves

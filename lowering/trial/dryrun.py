@@ -228,8 +228,8 @@ def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
         held, kind = entry.held(leaf.name), graph.types[leaf.name]
         shape = kind.local_shape(graph.mesh)
         values = {"parameter": (held.inside, shape), "gradient": (_gradient(held), held.trimmed(held.inside).shape)}
-        for what, (value, own) in values.items():
-            expected = f"torch.{kind.dtype}{list(own)}"
+        for what, (value, local_shape) in values.items():
+            expected = f"torch.{kind.dtype}{list(local_shape)}"
             for local in _locals([value]):
                 if (got := f"{local.dtype}{list(local.shape)}") != expected:
                     yield f"{what} of {held.name}: expected {expected}, got {got}"
@@ -253,10 +253,10 @@ def checked(program: Program, misshapen: dict[str, None]) -> Program:
             if got != expected:
                 misshapen[f"{name} ({where}): expected {expected}, got {got}"] = None
 
-    own = compile_source("\n".join(_with_checks(program.source.splitlines())) + "\n")
-    namespace: dict[str, Any] = own.forward.__globals__
+    checked_program = compile_source("\n".join(_with_checks(program.source.splitlines())) + "\n")
+    namespace: dict[str, Any] = checked_program.forward.__globals__
     namespace[_CHECK] = check
-    return own
+    return checked_program
 
 
 def _with_checks(lines: list[str]) -> Iterator[str]:

@@ -42,8 +42,8 @@ class Before:
     def __init__(self, model: nn.Module) -> None:
         places = Snapshot(model)
         held = [place.value for place in places.places.values()]
-        own = (*model.parameters(), *model.buffers())
-        tensors = {id(x): _Values.of(x) for x in (*own, *held) if isinstance(x, Tensor)}
+        tensors_of_model = (*model.parameters(), *model.buffers())
+        tensors = {id(x): _Values.of(x) for x in (*tensors_of_model, *held) if isinstance(x, Tensor)}
         homes = [partial(_put_names, home, _data(home), _insides(_data(home).values())) for home in _homes(model)]
         values = [each.put_back for each in tensors.values()]
         self._undo: list[Callable[[], object]] = [places.put_back, *homes, *values, *_generators(held)]
@@ -75,19 +75,23 @@ class _Values:
         return cls(tensor, memory, values, tensor.requires_grad, tensor.grad if tensor.is_leaf else None)
 
     def put_back(self) -> None:
-        own = self.tensor
+        tensor = self.tensor
         if self.values is self.memory:
             return
         with torch.no_grad():
-            if own.grad_fn is not None and not self.requires_grad:
-                own.detach_()
-            if (own.data_ptr(), own.shape, own.dtype) != (self.memory.data_ptr(), self.memory.shape, self.memory.dtype):
-                own.data = self.memory
+            if tensor.grad_fn is not None and not self.requires_grad:
+                tensor.detach_()
+            if (tensor.data_ptr(), tensor.shape, tensor.dtype) != (
+                self.memory.data_ptr(),
+                self.memory.shape,
+                self.memory.dtype,
+            ):
+                tensor.data = self.memory
             if not torch.equal(self.memory, self.values):
                 self.memory.copy_(self.values)
-        if own.is_leaf:
-            own.requires_grad_(self.requires_grad)
-            own.grad = self.grad
+        if tensor.is_leaf:
+            tensor.requires_grad_(self.requires_grad)
+            tensor.grad = self.grad
 
 
 # ---- globals ----

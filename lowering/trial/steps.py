@@ -114,10 +114,10 @@ class SerialProgram:
         second = self._forward(leaves, batch, foreign)
         losses = _number(loss), _number(second.pop(LOSS))
         _renew(leaves, tied, second)
-        own = {**self._constants, **leaves}
+        values = {**self._constants, **leaves}
         made = [str(leaf.attr("target")) for leaf in self.graph.leaves("buffer")]
         names = [*made, *second, *(name for name, _ in model.named_buffers(remove_duplicate=False))]
-        buffers = {name: own[name].detach() for name in names}
+        buffers = {name: values[name].detach() for name in names}
         gradients = {name: gradient for name, gradient in trained.items() if gradient is not None}
         return Trial(losses, gradients, buffers, (), random_states())
 
@@ -133,10 +133,10 @@ class SerialProgram:
 
 def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
     """Return new leaves on the model's memory, tied as the model's are, by all names; and, by each name, its ties."""
-    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     leaves, tied = dict[str, Tensor](), dict[str, tuple[str, ...]]()
-    for names in names_by_first(own).values():
-        value = own[names[0]]
+    for names in names_by_first(tensors).values():
+        value = tensors[names[0]]
         leaves.update(dict.fromkeys(names, as_real(value.detach()).requires_grad_(value.requires_grad)))
         tied.update(dict.fromkeys(names, names))
     return leaves, tied
@@ -145,8 +145,8 @@ def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, .
 def _renew(leaves: dict[str, Tensor], tied: Mapping[str, Sequence[str]], buffers: Mapping[str, Tensor]) -> None:
     """Replace buffers by their values after a forward."""
     for name, value in buffers.items():
-        for own in tied.get(name, (name,)):  # a tensor that the graph carries is not a buffer of the model
-            leaves[own] = value.detach()
+        for leaf in tied.get(name, (name,)):  # a tensor that the graph carries is not a buffer of the model
+            leaves[leaf] = value.detach()
 
 
 def _dense(gradient: Tensor) -> Tensor:

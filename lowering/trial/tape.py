@@ -92,8 +92,10 @@ class Tape(private.TorchDispatchMode):
         """Return the categories of storages; a storage that stays and has no label is missing."""
         in_forward = {event.storage for event in self._events if event.num_bytes > 0 and not event.in_backward}
         freed = (event for event in self._events if event.num_bytes < 0)
-        own = {e.storage: ACTIVATIONS if e.in_backward and e.storage in in_forward else TEMPORARY for e in freed}
-        return own | self._labels
+        freed_categories = {
+            e.storage: ACTIVATIONS if e.in_backward and e.storage in in_forward else TEMPORARY for e in freed
+        }
+        return freed_categories | self._labels
 
     def __torch_dispatch__(
         self,

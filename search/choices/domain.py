@@ -138,7 +138,7 @@ def _is_held(
 ) -> bool:
     """Return whether factors, and the shapes of operands and result, can hold a combination of options of axes."""
     layouts = zip(*((*needs, made) for _, needs, made in combination), strict=True)
-    is_held = all(can_hold(extents, own, sizes) for extents, own in zip(shapes, layouts, strict=True))
+    is_held = all(can_hold(extents, of_tensor, sizes) for extents, of_tensor in zip(shapes, layouts, strict=True))
     return is_held and indivisible(signature, [choice for choice, _, _ in combination], sizes) is None
 
 
@@ -156,9 +156,9 @@ class Options:
     forward_s: np.ndarray
     backward_s: np.ndarray
 
-    def domain(self, kept: tuple[int | str, ...] = (), *, twice: bool = False) -> Domain:
-        """Return the domain; `kept`: values for backward that only this node pays for; `twice`: forward runs again."""
-        kept_bytes = np.array([self.cost.part_bytes(part, kept) for part in self.parts], dtype=float)
+    def domain(self, saved: tuple[int | str, ...] = (), *, twice: bool = False) -> Domain:
+        """Return the domain; `saved`: values for backward that only this node pays for; `twice`: forward runs again."""
+        kept_bytes = np.array([self.cost.part_bytes(part, saved) for part in self.parts], dtype=float)
         splits, operands, result = zip(*self.choices, strict=True)
         return Domain(splits, operands, result, self.forward_s * (1 + twice) + self.backward_s, kept_bytes[self.of])
 
@@ -179,17 +179,17 @@ def node_options(
     `band`: which keys queries see, if it is attention. Microbatches send each other nothing.
     """
     sizes, shapes = mesh.sizes, (*(t.shape for t in operands), result.shape)
-    attrs = tuple(own for own in node.attrs if own[0] != "seed")
+    attrs = tuple(attr for attr in node.attrs if attr[0] != "seed")
     per_axis = tuple(
-        options_along(node.op, attrs, shapes, size, own, sending=name != TIME, copied=result.grad)
-        for name, size, own in zip(mesh.names, sizes, certified, strict=True)
+        options_along(node.op, attrs, shapes, size, offered, sending=name != TIME, copied=result.grad)
+        for name, size, offered in zip(mesh.names, sizes, certified, strict=True)
     )
     cost = NodeCost(node, operands, result, sizes, compute, (), written, band)
     choices, numbers = combine(per_axis, cost.signature, shapes, sizes)
-    parts, of = cost.parts([own.options for own in per_axis], numbers)
+    parts, of = cost.parts([along.options for along in per_axis], numbers)
     forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]
     sharing = SHARING[compute.device.kind]
-    for number, choice in enumerate(choices if any(own.sends for own in per_axis) else ()):
+    for number, choice in enumerate(choices if any(along.sends for along in per_axis) else ()):
         for exchange in cost.exchanges(*choice):
             forward_s[number] += exposed_s(costs.exchange_s(exchange), forward_s[number], sharing)
             if result.grad:
@@ -211,7 +211,7 @@ def combine(
     """
     if signature is None:
         return combined(per_axis, None, (), sizes)
-    parts = prod(sizes) * lcm(*set[int]().union(*(own.blocks for own in per_axis)))
+    parts = prod(sizes) * lcm(*set[int]().union(*(along.blocks for along in per_axis)))
     factors = tuple(replace(f, size=gcd(f.size, parts)) for f in signature.factors)
     cut = tuple(tuple([gcd(extent, parts) for extent in extents]) for extents in shapes)
     return combined(per_axis, replace(signature, factors=factors), cut, sizes)
@@ -226,7 +226,11 @@ def combined(
 ) -> tuple[tuple[Option, ...], np.ndarray]:
     """Return `combine` for extents cut to what matters."""
     choices, numbers, shared = _together(per_axis)
-    left = [i for i, own in enumerate(shared) if not own or (signature and _is_held(own, signature, shapes, sizes))]
+    left = [
+        i
+        for i, of_factor in enumerate(shared)
+        if not of_factor or (signature and _is_held(of_factor, signature, shapes, sizes))
+    ]
     return tuple([choices[i] for i in left]), numbers[left]
 
 
@@ -239,12 +243,12 @@ def _together(
     Those that do may not fit.
     """
     choices, shared = list[Option](), list[tuple[AxisOption, ...]]()
-    split = product(*(own.split for own in per_axis))
-    for combination, parts in zip(product(*(own.options for own in per_axis)), split, strict=True):
+    split = product(*(along.split for along in per_axis))
+    for combination, parts in zip(product(*(along.options for along in per_axis)), split, strict=True):
         names, needs, made = zip(*combination, strict=True)
         choices.append((names, tuple(zip(*needs, strict=True)), made))
         shared.append(() if len(set().union(*parts)) == sum(map(len, parts)) else combination)
-    shape = tuple(len(own.options) for own in per_axis)
+    shape = tuple(len(along.options) for along in per_axis)
     return choices, np.indices(shape).reshape(len(shape), -1).T, shared
 
 
@@ -267,14 +271,14 @@ def storage_domain(
     one, run = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype, parameter.shape), _run(optimizer)
     parts = {n: one._replace(num_elements=n) for n in elements.tolist()}
     updated = {n: update_s(part, run, compute.device) for n, part in parts.items()}
-    kept = {n: kept_bytes(part, run) for n, part in parts.items()}
+    bytes_of = {n: kept_bytes(part, run) for n, part in parts.items()}
     return Domain(
         ((),) * len(stored),
         ((),) * len(stored),
         stored,
         np.array([updated[n] for n in elements.tolist()])
         + (compute.device.update_overhead_s if parameter.grad else 0.0),
-        np.array([kept[n] for n in elements.tolist()]),
+        np.array([bytes_of[n] for n in elements.tolist()]),
     )
 
 

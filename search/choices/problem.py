@@ -58,12 +58,12 @@ class RunFacts(NamedTuple):
 class Prices(NamedTuple):
     """The prices in the sum that is minimized, of all but the seconds in which nothing else runs.
 
-    byte     seconds that a kept byte costs
-    beside   the price, above 0, of a second of communication that compute can run beside; 1 where nothing overlaps
+    byte            seconds that a kept byte costs
+    overlap_weight  the price, above 0, of a second of communication that compute can run beside; 1 where none overlaps
     """
 
     byte: float = 0.0
-    beside: float = 1.0
+    overlap_weight: float = 1.0
 
 
 SERIAL = Prices()
@@ -101,7 +101,7 @@ class Problem:
     states      per variable and choice: the layouts in which its tensor is made, stored or handed on
     domains     by name: the choices of operators and of stored tensors
     closures    by name: how tensors change layouts
-    beside      the edges whose communication compute can run beside: gathers of parameters and sums of their gradients
+    overlapped  edges whose communication compute can run beside: gathers of parameters, sums of their gradients
     order       the elimination order, once a solver has decided it
     solved      by prices, the solutions of the solver
     """
@@ -115,7 +115,7 @@ class Problem:
     time_s: list[Costs] = field(default_factory=list)
     kept_bytes: list[Costs] = field(default_factory=list)
     edges: dict[tuple[int, int], Costs] = field(default_factory=dict)
-    beside: set[tuple[int, int]] = field(default_factory=set)
+    overlapped: set[tuple[int, int]] = field(default_factory=set)
     order: Order | None = None
     solved: dict[Prices, Solution] = field(default_factory=dict)
 

@@ -29,12 +29,12 @@ def limits(topology: Topology, group: Sequence[Permutation]) -> list[Limit]:
     for one in topology.resources:
         channels = tuple(channel for edge in one.edges for channel in passing[edge])
         all_limits.append(Limit(one.rate_bytes_per_s, channels))
-    kept, seen = list[Limit](), set[tuple[Edge, ...]]()
+    limits_in_order, seen = list[Limit](), set[tuple[Edge, ...]]()
     for limit in sorted(all_limits, key=lambda limit: limit.rate):
         if limit.channels and tuple(sorted(limit.channels)) not in seen:
             seen |= {tuple(sorted(moved(image, limit.channels))) for image in group}
-            kept.append(limit)
-    return kept
+            limits_in_order.append(limit)
+    return limits_in_order
 
 
 def orbits(topology: Topology, group: Sequence[Permutation]) -> dict[Edge, Edge]:
@@ -63,13 +63,13 @@ def rails(topology: Topology, group: Sequence[Permutation]) -> frozenset[Edge] |
         return None
     place = {rank: (number, index) for number, part in enumerate(parts) for index, rank in enumerate(part)}
     slow = {edge for edge, link in topology.by_edge.items() if link.rate_bytes_per_s == slowest}
-    kept = {
+    edges = {
         (a, b)
         for (a, b), path in topology.channels.items()
         if (place[a][1] == place[b][1] if place[a][0] != place[b][0] else slow.isdisjoint(path))
     }
-    is_closed = all(set(moved(image, sorted(kept))) == kept for image in group)
-    return frozenset(kept) if is_closed and _is_connected(topology.num_ranks, kept) else None
+    is_closed = all(set(moved(image, sorted(edges))) == edges for image in group)
+    return frozenset(edges) if is_closed and _is_connected(topology.num_ranks, edges) else None
 
 
 def _is_connected(num_ranks: int, channels: Collection[Edge]) -> bool:

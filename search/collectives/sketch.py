@@ -47,10 +47,10 @@ class Sketch:
             _refuse("without", f"links of {topology.name!r}", list(unknown[0]))
         if self.machine and topology.num_ranks % self.machine:
             _refuse("machine", f"a divisor of {topology.num_ranks} ranks", self.machine)
-        kept = tuple(link for link in topology.links if self._is_used(topology, (link.src, link.dst)))
-        edges = {(link.src, link.dst) for link in kept}
+        links = tuple(link for link in topology.links if self._is_used(topology, (link.src, link.dst)))
+        edges = {(link.src, link.dst) for link in links}
         shared = tuple(replace(one, edges=one.edges & edges) for one in topology.resources if one.edges & edges)
-        return Topology(topology.name, topology.num_ranks, kept, topology.relays, shared)
+        return Topology(topology.name, topology.num_ranks, links, topology.relays, shared)
 
     def _is_used(self, topology: Topology, edge: Edge) -> bool:
         src, dst = (self._machine(topology, node) for node in edge)

@@ -60,14 +60,14 @@ def steps_of(
     name: str, collective: Collective, transfers: Sequence[Transfer], lasting: Sequence[int] | None = None
 ) -> Schedule:
     """Return a schedule of transfers without those that reach no target, and without the steps that become empty."""
-    kept, wanted = list[Transfer](), set[tuple[int, int]]()
+    needed, wanted = list[Transfer](), set[tuple[int, int]]()
     targets = [set(chunk.targets) for chunk in collective.chunks]
     for transfer in sorted(transfers, reverse=True):
         cell = (transfer.dst, transfer.chunk)
         if transfer.dst in targets[transfer.chunk] or cell in wanted:
             wanted.add((transfer.src, transfer.chunk))
-            kept.append(transfer)
-    used = sorted({transfer.step for transfer in kept})
+            needed.append(transfer)
+    used = sorted({transfer.step for transfer in needed})
     numbers = {step: number for number, step in enumerate(used)}
     rounds = tuple(lasting[step] for step in used) if lasting is not None else ()
-    return Schedule(name, collective, tuple(Transfer(numbers[t.step], *t[1:]) for t in kept), rounds)
+    return Schedule(name, collective, tuple(Transfer(numbers[t.step], *t[1:]) for t in needed), rounds)

@@ -38,9 +38,11 @@ def two_way(topology: Topology, num_trees: int, num_bytes: float) -> Schedule:
     trees = list(packed(topology, num_trees))
     whole = collective("all_reduce", topology.num_ranks, num_trees)
     uses = Counter(frozenset(edge) for _, parents in trees for edge in parents.items())
-    apart = max(uses.values(), default=1) / num_trees
+    spacing = max(uses.values(), default=1) / num_trees
     moves = [
-        move for chunk, (root, parents) in enumerate(trees) for move in _moves(root, parents, int(chunk * apart), chunk)
+        move
+        for chunk, (root, parents) in enumerate(trees)
+        for move in _moves(root, parents, int(chunk * spacing), chunk)
     ]
     schedule = steps_of(f"{topology.name} all_reduce, {num_trees} trees", whole, moves)
     return retimed(schedule, topology, num_bytes)

@@ -366,13 +366,13 @@ class _Build:
         return self.interner.call(_between, closure, rows, columns)
 
     def _edge(self, i: int, j: int, table: Costs, times: float, *, beside: bool = False) -> None:
-        """Add a table of costs between two variables that is paid so many times; `beside`: as in `Problem.beside`."""
+        """Add a table of costs between two variables that is paid so many times; `beside`: of `Problem.overlapped`."""
         table = self._many(table, times)
         if i > j:
             table = self.interner.call(_flipped, table)
             i, j = j, i
         if beside:
-            self.problem.beside.add((i, j))
+            self.problem.overlapped.add((i, j))
         known = self.problem.edges.get((i, j))
         self.problem.edges[i, j] = table if known is None else self.interner.call(np.add, known, table)
 

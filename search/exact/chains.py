@@ -62,15 +62,15 @@ class Walk(NamedTuple):
 
 def chains(graph: Graph) -> Iterator[list[Link]]:
     """Yield the chains of a graph: blocks right behind each other, of which only the last gives values to others."""
-    results, found = {name for _, name in graph.outputs}, list[Block]()
+    results, listed = {name for _, name in graph.outputs}, list[Block]()
     for block, before in _blocks(graph):
-        mine = {n.name for b in (*found[-1:], block) for n in b.own}
-        ends = found and any(n.name in results or not mine.issuperset(graph.users[n.name]) for n in found[-1].own)
-        if ends or (found and before != found[-1].name):
-            yield from _linked(graph, found)
-            found = []
-        found.append(block)
-    yield from _linked(graph, found)
+        mine = {n.name for b in (*listed[-1:], block) for n in b.own}
+        ends = listed and any(n.name in results or not mine.issuperset(graph.users[n.name]) for n in listed[-1].own)
+        if ends or (listed and before != listed[-1].name):
+            yield from _linked(graph, listed)
+            listed = []
+        listed.append(block)
+    yield from _linked(graph, listed)
 
 
 def _linked(graph: Graph, blocks: Sequence[Block]) -> Iterator[list[Link]]:
@@ -87,8 +87,8 @@ def _linked(graph: Graph, blocks: Sequence[Block]) -> Iterator[list[Link]]:
             continue
         reads = [first, *read[start + 1 :]]
         gives = [*reads[1:], tuple(_read_outside(graph, blocks[-1]))]
-        own = zip(blocks[start:], reads, gives, bare[start:], strict=True)
-        yield [Link(b, r, g, (what, _reading(graph, b, r, g))) for b, r, g, what in own]
+        rows = zip(blocks[start:], reads, gives, bare[start:], strict=True)
+        yield [Link(b, r, g, (what, _reading(graph, b, r, g))) for b, r, g, what in rows]
         return
 
 
@@ -106,12 +106,12 @@ def _read_outside(graph: Graph, block: Block) -> Iterator[str]:
 
 def _in_place_of(block: Block, other: Block, read: Sequence[str]) -> tuple[str, ...] | None:
     """Return the values that a block reads in place of those that another one like it reads; None if that differs."""
-    found, own = dict[str, str](), {b.name: a.name for a, b in zip(block.own, other.own, strict=True)}
+    by_name, twins = dict[str, str](), {b.name: a.name for a, b in zip(block.own, other.own, strict=True)}
     for mine, theirs in zip(block.nodes, other.nodes, strict=True):
         for a, b in zip(mine.inputs, theirs.inputs, strict=True):
-            if (found.setdefault(b, a) if b in read else own.get(b, b)) != a:
+            if (by_name.setdefault(b, a) if b in read else twins.get(b, b)) != a:
                 return None
-    return tuple(found[name] for name in read)
+    return tuple(by_name[name] for name in read)
 
 
 def _reading(graph: Graph, block: Block, read: Sequence[str], given: Sequence[str]) -> Hashable:
@@ -155,11 +155,11 @@ def _bare(node: Node) -> Hashable:
 # ---- walks ----
 
 
-def walks(found: Sequence[Sequence[Link]]) -> Iterator[tuple[Sequence[Link], Walk]]:
+def walks(chains: Sequence[Sequence[Link]]) -> Iterator[tuple[Sequence[Link], Walk]]:
     """Yield parts of chains that fewer blocks stand for, each with its walk."""
-    often = any(times >= MIN_TIMES for links in found for times in Counter(link.kind for link in links).values())
+    often = any(times >= MIN_TIMES for links in chains for times in Counter(link.kind for link in links).values())
     least = MIN_TIMES - often
-    for links in found:
+    for links in chains:
         for part in _frequent(links, least):
             if (walk := _walk(part)) is not None:
                 yield part, walk
@@ -201,13 +201,13 @@ def _walk(links: Sequence[Link]) -> Walk | None:
 
 def _with_blocks(kinds: Sequence[int], walk: Sequence[int]) -> Walk | None:
     """Return a walk over these kinds with its blocks, which lie in its order; None if the chain has no such blocks."""
-    stand_in, kept = list(_stand_ins(kinds, walk)), [0]
+    stand_in, blocks = list(_stand_ins(kinds, walk)), [0]
     for place in range(1, len(walk)):
-        block = next((i for i, at in enumerate(stand_in) if at == place and i > kept[-1]), None)
+        block = next((i for i, at in enumerate(stand_in) if at == place and i > blocks[-1]), None)
         if block is None:
             return None
-        kept.append(block)
-    return Walk(kept, stand_in)
+        blocks.append(block)
+    return Walk(blocks, stand_in)
 
 
 def _stand_ins(kinds: Sequence[int], walk: Sequence[int]) -> Iterator[int]:
@@ -216,8 +216,9 @@ def _stand_ins(kinds: Sequence[int], walk: Sequence[int]) -> Iterator[int]:
     Of several such, the next one from the place of the block before, so that every place stands for blocks.
     """
     last = 0
-    for number, own in enumerate(kinds):
-        places, following = [place for place, kind in enumerate(walk) if kind == own], [*kinds[number + 1 : number + 2]]
+    for number, mine in enumerate(kinds):
+        places = [place for place, kind in enumerate(walk) if kind == mine]
+        following = [*kinds[number + 1 : number + 2]]
         same = [place for place in places if following and [*walk[place + 1 : place + 2]] == following] or places[-1:]
         if number:
             last = next((place for place in same if place >= last), same[0])

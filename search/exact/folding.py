@@ -151,50 +151,52 @@ class _Fold:
     @property
     def ties(self) -> Mapping[tuple[str, str], int]:
         """Count how often a block is given a value in place of another one that the walk has it read."""
-        found = Counter[tuple[str, str]]()
+        times = Counter[tuple[str, str]]()
         for before, after in pairwise(self.stand_in):
             if after != before + 1:
-                found.update(zip(self._of(after).read, self._of(before).given, strict=True))
-        return found
+                times.update(zip(self._of(after).read, self._of(before).given, strict=True))
+        return times
 
     @property
     def dropped(self) -> set[str]:
-        kept = {self._of(place).block.name for place in range(len(self.kept))}
-        return {n.name for link in self.links if link.block.name not in kept for n in link.block.own}
+        names = {self._of(place).block.name for place in range(len(self.kept))}
+        return {n.name for link in self.links if link.block.name not in names for n in link.block.own}
 
     @property
     def renamed(self) -> dict[str, str]:
         """The values that are read in place of dropped ones, in the walk and behind it."""
-        found = dict(
+        renaming = dict(
             zip((n.name for n in self.links[-1].block.nodes), (n.name for n in self._of(-1).block.nodes), strict=True)
         )
         for place in range(1, len(self.kept)):
-            found |= zip(self._of(place).read, self._of(place - 1).given, strict=True)
-        return found
+            renaming |= zip(self._of(place).read, self._of(place - 1).given, strict=True)
+        return renaming
 
     @property
     def last(self) -> dict[str, str]:
-        return {own.name: n.name for n, own in zip(self.links[-1].block.nodes, self._of(-1).block.nodes, strict=True)}
+        return {twin.name: n.name for n, twin in zip(self.links[-1].block.nodes, self._of(-1).block.nodes, strict=True)}
 
     @property
     def home(self) -> dict[str, str]:
-        kept = (self._of(place).block for place in range(len(self.kept)))
-        return {n.name: block.name for block in kept for n in block.own}
+        blocks = (self._of(place).block for place in range(len(self.kept)))
+        return {n.name: block.name for block in blocks for n in block.own}
 
     @property
     def alike(self) -> dict[str, str]:
         pairs = (
-            zip(link.block.leaves, own.block.leaves, strict=True) for link, own in self._alike() if link is not own
+            zip(link.block.leaves, twin.block.leaves, strict=True) for link, twin in self._alike() if link is not twin
         )
-        return {n.name: own.name for n, own in chain.from_iterable(pairs)}
+        return {n.name: twin.name for n, twin in chain.from_iterable(pairs)}
 
     @property
     def copies(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
-        found = dict[str, list[Mapping[str, str]]]()
-        for link, own in self._alike():
-            names = zip((n.name for n in own.block.own), (n.name for n in link.block.own), strict=True)
-            found.setdefault(own.block.name, []).append(dict([*zip(own.read, link.read, strict=True), *names]))
-        return found
+        names_by_block = dict[str, list[Mapping[str, str]]]()
+        for link, twin in self._alike():
+            names = zip((n.name for n in twin.block.own), (n.name for n in link.block.own), strict=True)
+            names_by_block.setdefault(twin.block.name, []).append(
+                dict([*zip(twin.read, link.read, strict=True), *names])
+            )
+        return names_by_block
 
 
 def shared_first(graph: Graph) -> Graph:
@@ -206,9 +208,9 @@ def shared_first(graph: Graph) -> Graph:
     home = {n.name: module_block(f"{n.source.module}.") for n in graph.nodes if not n.is_leaf}
     shared = set[str]()
     for node in reversed(graph.nodes):
-        if node.name in constants and (own := home.get(node.name)) is not None:
+        if node.name in constants and (block := home.get(node.name)) is not None:
             users = graph.users[node.name]
-            if any(user in shared for user in users) or (own and any(home[user] != own for user in users)):
+            if any(user in shared for user in users) or (block and any(home[user] != block for user in users)):
                 shared.add(node.name)
     if not any(home[name] for name in shared):
         return graph
@@ -230,17 +232,17 @@ def unfolded(problem: Problem, folded: Folded, graph: Graph) -> Problem | None:
     """
     if (alike := _equal_names(folded.graph, problem.graph)) is None:
         return None
-    own = {node.name: node.name for node in graph.nodes} | dict(_stands_for(folded))
-    own = {name: alike[of] for name, of in own.items() if of in alike}
+    origins = {node.name: node.name for node in graph.nodes} | dict(_stands_for(folded))
+    origins = {name: alike[of] for name, of in origins.items() if of in alike}
     handed_on = {name: alike[of] for name, of in _handed_on(folded)}
     known = problem.index
-    index = {(kind, name): known[kind, of] for name, of in own.items() for kind in _KINDS if (kind, of) in known}
+    index = {(kind, name): known[kind, of] for name, of in origins.items() for kind in _KINDS if (kind, of) in known}
     index |= {("hub", name): known["hub", of] for name, of in handed_on.items() if ("hub", of) in known}
-    domains = {name: problem.domains[of] for name, of in own.items() if of in problem.domains}
+    domains = {name: problem.domains[of] for name, of in origins.items() if of in problem.domains}
     constants = constant_nodes(graph)
     if any(not (node.is_leaf or node.name in constants or node.name in domains) for node in graph.nodes):
         return None
-    closures = {name: problem.closures[of] for name, of in own.items() if of in problem.closures}
+    closures = {name: problem.closures[of] for name, of in origins.items() if of in problem.closures}
     return replace(problem, graph=graph, index=index, domains=domains, closures=closures)
 
 
@@ -275,10 +277,10 @@ def _handed_on(folded: Folded) -> Iterator[tuple[str, str]]:
 
     So it takes the layouts of the latter. Values that their own copy reads too are left out.
     """
-    users, home, own = folded.graph.users, folded.home, dict(_stands_for(folded))
+    users, home, origins = folded.graph.users, folded.home, dict(_stands_for(folded))
     for block, copies in folded.copies.items():
         for names in copies:
             for before, name in names.items():
-                of = own.get(name, name)
+                of = origins.get(name, name)
                 if home.get(before) != block and not any(home.get(user) == home.get(of) for user in users[of]):
                     yield name, before

@@ -77,11 +77,11 @@ class Keeping:
 
     def mixed(self, other: Keeping, blocks: frozenset[str], block_of: Mapping[str, str]) -> Keeping:
         """Return the other's choices for these blocks, and this one's for the rest; `block_of`: each leaf's block."""
-        again, away = _mixed(self.again, other.again, blocks), _mixed(self.away, other.away, blocks)
+        recompute, away = _mixed(self.again, other.again, blocks), _mixed(self.away, other.away, blocks)
         lifetimes: dict[str, Zero] = {
             leaf: (other if block_of.get(leaf, "") in blocks else self).lifetimes[leaf] for leaf in self.lifetimes
         }
-        return Keeping(again, lifetimes, away)
+        return Keeping(recompute, lifetimes, away)
 
 
 def _mixed(ours: Mapping[str, Any], theirs: Mapping[str, Any], blocks: frozenset[str]) -> dict[str, Any]:
@@ -90,10 +90,10 @@ def _mixed(ours: Mapping[str, Any], theirs: Mapping[str, Any], blocks: frozenset
 
 def _by_pattern(kinds: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Return what is said of each block as pairs of a pattern and a kind or list; "none" if nothing is said."""
-    own = [item for item in kinds.items() if item[1]]
-    runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
-    found = tuple(_pattern([block for _, (block, _) in run], kind) for (*_, kind), run in runs)
-    return found or "none"
+    chosen = [item for item in kinds.items() if item[1]]
+    runs = groupby(enumerate(chosen), key=lambda item: _run(item[0], *item[1]))
+    patterns = tuple(_pattern([block for _, (block, _) in run], kind) for (*_, kind), run in runs)
+    return patterns or "none"
 
 
 def _run(place: int, block: str, kind: BlockKind) -> tuple[str, int, BlockKind]:
@@ -148,23 +148,23 @@ class KeepingProblem:
     def solve(self, price: float) -> Kept:
         """Return the solution of the least seconds + price · bytes."""
         solution = self.eliminator.solve(self.problem, Prices(price))
-        again, away = (self.values.places(solution, f) if self.values is not None else {} for f in _SAID)
+        recompute, away = (self.values.places(solution, f) if self.values is not None else {} for f in _SAID)
         lifetimes = dict[str, Zero]()
         for v, leaves in self.groups.items():
             lifetimes |= dict.fromkeys(leaves, self.zeros[solution.choices[v]])
-        return Kept(Keeping(again, lifetimes, away), *self._sums(solution))
+        return Kept(Keeping(recompute, lifetimes, away), *self._sums(solution))
 
     def _sums(self, solution: Solution) -> tuple[float, float]:
         seconds, num_bytes = (
-            sum(float(own.value[c]) for own, c in zip(costs, solution.choices, strict=True))
+            sum(float(table.value[c]) for table, c in zip(costs, solution.choices, strict=True))
             for costs in (self.problem.time_s, self.problem.kept_bytes)
         )
         return seconds, num_bytes
 
     def add(self, time_s: Sequence[float], num_bytes: Sequence[float]) -> int:
         """Add a variable with these costs of its choices, and return its number."""
-        for costs, own in ((self.problem.time_s, time_s), (self.problem.kept_bytes, num_bytes)):
-            costs.append(self.interner.call(np.array, tuple(own)))
+        for costs, values in ((self.problem.time_s, time_s), (self.problem.kept_bytes, num_bytes)):
+            costs.append(self.interner.call(np.array, tuple(values)))
         return len(self.problem.time_s) - 1
 
     def away_s(self, memory: Allocation) -> float:
@@ -185,24 +185,24 @@ class KeepingProblem:
             if p.slices is not None:
                 together[p.home, p.slices.axis, p.slices.copied, p.dtype, p.used_dtype].append(p)
         read = read_again(self.graph)
-        for own in together.values():
-            many = self.times.get(own[0].module, 1)
-            costs = [self._lifetime(own, zero, again=any(p.leaf in read for p in own)) for zero in self.zeros]
+        for members in together.values():
+            many = self.times.get(members[0].module, 1)
+            costs = [self._lifetime(members, zero, reread=any(p.leaf in read for p in members)) for zero in self.zeros]
             variable = self.add([many * s for s, _ in costs], [many * b for _, b in costs])
-            self.groups[variable] = [p.leaf for p in own]
+            self.groups[variable] = [p.leaf for p in members]
 
-    def _lifetime(self, own: Sequence[Parameter], zero: Zero, *, again: bool) -> tuple[float, float]:
+    def _lifetime(self, members: Sequence[Parameter], zero: Zero, *, reread: bool) -> tuple[float, float]:
         """Return the seconds of a step's collectives and the bytes that stay, of parameters gathered together."""
-        slices, many = own[0].slices, self.mesh.num_microbatches
+        slices, many = members[0].slices, self.mesh.num_microbatches
         assert slices is not None
-        size, first = self.steps.size_of((slices.axis,)), own[0]
-        used, summed = sum(p.used_bytes for p in own), sum(p.scattered_sent(size) for p in own if p.grad)
-        gathered = sum(p.gathered_sent(size) for p in own)
+        size, first = self.steps.size_of((slices.axis,)), members[0]
+        used, summed = sum(p.used_bytes for p in members), sum(p.scattered_sent(size) for p in members if p.grad)
+        gathered = sum(p.gathered_sent(size) for p in members)
         gather_s = self.steps.sent_s("all_gather", slices.axis, gathered, first.gathered_as)
         scatter_s = self.steps.sent_s("reduce_scatter", slices.axis, summed, first.summed_as) if slices.copied else 0.0
-        gathers = {"zero-1": 1, "zero-2": 1, "kept": many}.get(zero, many * (1 + again))
+        gathers = {"zero-1": 1, "zero-2": 1, "kept": many}.get(zero, many * (1 + reread))
         scatters = 1 if zero == "zero-1" else many
-        gradients = sum(p.whole_bytes for p in own if p.grad) if many > 1 else 0.0  # accumulated whole
+        gradients = sum(p.whole_bytes for p in members if p.grad) if many > 1 else 0.0  # accumulated whole
         whole = {"zero-1": used + gradients, "zero-2": used, "kept": used}
         return self.exposed * (gathers * gather_s + scatters * scatter_s), self.state_share * whole.get(zero, 0.0)
 
@@ -237,8 +237,8 @@ class _Values:
                 Fate.AGAIN: inf if memory in fixed else many * again_s,
                 Fate.HOST: many * parent.mesh.num_microbatches * parent.away_s(memory),
             }
-            kept = mask if is_away else share * memory.num_bytes + mask
-            num_bytes = {Fate.NOT_NEEDED: mask, Fate.KEPT: kept, Fate.AGAIN: 0.0}
+            kept_bytes = mask if is_away else share * memory.num_bytes + mask
+            num_bytes = {Fate.NOT_NEEDED: mask, Fate.KEPT: kept_bytes, Fate.AGAIN: 0.0}
             num_bytes[Fate.HOST] = mask + share * memory.num_bytes * parent.on_their_way
             self.variables[memory] = parent.add([seconds[f] for f in FATES], [num_bytes[f] for f in FATES])
 
@@ -254,11 +254,11 @@ class _Values:
 
     def places(self, solution: Solution, fate: Fate) -> dict[str, tuple[str, ...]]:
         """Return the places of the operations whose results have this fate, by block."""
-        found = defaultdict[str, list[str]](list)
+        places = defaultdict[str, list[str]](list)
         for o in self.chunk.occurrences:
             if FATES[solution.choices[self.variables[o.result]]] is fate:
-                found[o.operation.block].append(self.where[o.operation.name])
-        return {block: tuple(own) for block, own in found.items()}
+                places[o.operation.block].append(self.where[o.operation.name])
+        return {block: tuple(names) for block, names in places.items()}
 
 
 def _staying(chunk: Chunk, early: frozenset[str]) -> Iterator[Allocation]:
@@ -288,4 +288,4 @@ def expanded(keeping: Keeping, blocks: Mapping[str, Sequence[str]], leaves: Mapp
 
 
 def _unfolded(kinds: Mapping[str, Any], blocks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    return {name: own for block, own in kinds.items() for name in blocks.get(block, (block,))}
+    return {name: kind for block, kind in kinds.items() for name in blocks.get(block, (block,))}

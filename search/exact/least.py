@@ -19,43 +19,43 @@ _TOLERANCE = 1e-4
 def least_s(problem: Problem, eliminator: Eliminator, sharing: Sharing) -> float:
     """Return a lower bound of a step. `problem`: a relaxed one, with the lifetime for which least is sent."""
 
-    def bound_s(beside: float) -> tuple[float, Solution]:
-        solution = eliminator.solve(problem, Prices(beside=beside))
-        return solution.bound / sharing.pace(beside), solution
+    def bound_s(weight: float) -> tuple[float, Solution]:
+        solution = eliminator.solve(problem, Prices(overlap_weight=weight))
+        return solution.bound / sharing.pace(weight), solution
 
-    beside, most = sharing.least, sharing.most
-    best_s, solution = bound_s(beside)
+    weight, most = sharing.least, sharing.most
+    best_s, solution = bound_s(weight)
     waits = seconds(problem, solution)
     if waits[1] * sharing.compute <= waits[0] * sharing.communication:  # compute is enough to run beside all of it
         return best_s
-    if most <= beside:
+    if most <= weight:
         return best_s
     top_s, solution = bound_s(most)
     hides, best_s = seconds(problem, solution), max(best_s, top_s)
     for _ in range(_STEPS):
         if hides[0] <= waits[0] or waits[1] <= hides[1]:
             break
-        beside = (hides[0] - waits[0]) / (waits[1] - hides[1])  # both solutions cost the same at this price
-        new_s, solution = bound_s(beside)
-        own = seconds(problem, solution)
+        weight = (hides[0] - waits[0]) / (waits[1] - hides[1])  # both solutions cost the same at this price
+        new_s, solution = bound_s(weight)
+        sums = seconds(problem, solution)
         best_s = max(best_s, new_s)
-        if own[0] + beside * own[1] >= (waits[0] + beside * waits[1]) * (1 - _TOLERANCE):
+        if sums[0] + weight * sums[1] >= (waits[0] + weight * waits[1]) * (1 - _TOLERANCE):
             break
-        if own[1] * sharing.compute > own[0] * sharing.communication:
-            waits = own
+        if sums[1] * sharing.compute > sums[0] * sharing.communication:
+            waits = sums
         else:
-            hides = own
+            hides = sums
     return best_s
 
 
 def seconds(problem: Problem, solution: Solution) -> tuple[float, float]:
     """Return a solution's seconds of compute and waits, and those of communication that compute can run beside."""
-    chosen, beside = solution.choices, 0.0
+    chosen, hidden_s = solution.choices, 0.0
     total = sum(float(t.value[c]) for t, c in zip(problem.time_s, chosen, strict=True))
     for edge, table in problem.edges.items():
-        own = float(table.value[chosen[edge[0]], chosen[edge[1]]])
-        if edge in problem.beside:
-            beside += own
+        edge_s = float(table.value[chosen[edge[0]], chosen[edge[1]]])
+        if edge in problem.overlapped:
+            hidden_s += edge_s
         else:
-            total += own
-    return total, beside
+            total += edge_s
+    return total, hidden_s

@@ -20,10 +20,10 @@ class Model:
     """Own costs and edge tables; `kept[v]` are the choices that are left of a variable."""
 
     def __init__(
-        self, interner: Interner, unary: list[Costs], edges: Edges, kept: list[Interned[np.ndarray]] | None = None
+        self, interner: Interner, unary: list[Costs], edges: Edges, left: list[Interned[np.ndarray]] | None = None
     ) -> None:
         self.interner, self.unary, self.edges = interner, unary, edges
-        self.kept = kept or [interner.call(np.arange, len(u.value)) for u in unary]
+        self.kept = left or [interner.call(np.arange, len(u.value)) for u in unary]
         self.neighbours: list[set[int]] = [set() for _ in unary]
         for i, j in edges:
             self.neighbours[i].add(j)
@@ -35,8 +35,9 @@ class Model:
         free = {b: prices.byte == 0.0 or not b.value.any() for b in set(problem.kept_bytes)}
         unary = [t if free[b] else interner.call(_priced, t, b, prices.byte) for t, b in pairs]
         edges = dict(problem.edges)
-        if prices.beside != 1.0:
-            edges |= {edge: interner.call(np.multiply, edges[edge], prices.beside) for edge in problem.beside}
+        if prices.overlap_weight != 1.0:
+            weight = prices.overlap_weight
+            edges |= {edge: interner.call(np.multiply, edges[edge], weight) for edge in problem.overlapped}
         return cls(interner, unary, edges)
 
     @property
@@ -46,8 +47,8 @@ class Model:
 
     def cost(self, choices: Sequence[int]) -> float:
         """Return the sum of the costs of these choices, which are numbered as in this model."""
-        own = sum(float(u.value[c]) for u, c in zip(self.unary, choices, strict=True))
-        return own + sum(float(t.value[choices[i], choices[j]]) for (i, j), t in self.edges.items())
+        total = sum(float(u.value[c]) for u, c in zip(self.unary, choices, strict=True))
+        return total + sum(float(t.value[choices[i], choices[j]]) for (i, j), t in self.edges.items())
 
     def drop_dominated(self) -> None:
         """Drop choices that another choice of the same variable beats whatever the neighbours do.

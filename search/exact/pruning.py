@@ -100,8 +100,8 @@ def relax(
             before, known = model.constant, best[1]
             model.sweep(forward=True)
             model.sweep(forward=False)
-            found = [left.choices(model.read_off(order)) for order in orders]
-            best = min((best, *((x, _cost(unary, edges, x)) for x in found)), key=lambda pair: pair[1])
+            solutions = [left.choices(model.read_off(order)) for order in orders]
+            best = min((best, *((x, _cost(unary, edges, x)) for x in solutions)), key=lambda pair: pair[1])
             ceiling = min(ceiling, best[1])
             bound = max(bound, min(model.constant, ceiling))
             left.drop(model, ceiling + slack)
@@ -130,29 +130,29 @@ class _Left:
 
     def reparametrization(self, clip: float, check: Callable[[], None]) -> Reparametrization:
         """Return a new reparametrization of what is left."""
-        kept = self.kept
-        own = [_taken(table, left, 0) for table, left in zip(self.unary, kept, strict=True)]
-        between = {(i, j): _taken(_taken(table, kept[i], 0), kept[j], 1) for (i, j), table in self.edges.items()}
-        return Reparametrization(own, between, clip, check)
+        ids = self.kept
+        unary = [_taken(table, left, 0) for table, left in zip(self.unary, ids, strict=True)]
+        between = {(i, j): _taken(_taken(table, ids[i], 0), ids[j], 1) for (i, j), table in self.edges.items()}
+        return Reparametrization(unary, between, clip, check)
 
     def choices(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """Return the choices that have these numbers among those that are left."""
-        return tuple(int(kept[number]) for kept, number in zip(self.kept, numbers, strict=True))
+        return tuple(int(left[number]) for left, number in zip(self.kept, numbers, strict=True))
 
     def drop(self, model: Reparametrization, most: float) -> None:
         """Drop the choices whose bound is above `most`, if there are enough of them to be worth the copies."""
-        for bounds, kept, new in zip(self.bounds, self.kept, model.bounds, strict=True):
-            bounds[kept] = np.maximum(bounds[kept], np.minimum(new, self.most))
-        stay = [bounds[kept] <= most for bounds, kept in zip(self.bounds, self.kept, strict=True)]
+        for bounds, left, new in zip(self.bounds, self.kept, model.bounds, strict=True):
+            bounds[left] = np.maximum(bounds[left], np.minimum(new, self.most))
+        stay = [bounds[left] <= most for bounds, left in zip(self.bounds, self.kept, strict=True)]
         if sum(map(np.count_nonzero, stay)) < _FEWER * sum(map(len, stay)):
-            self.kept = [kept[own] for kept, own in zip(self.kept, stay, strict=True)]
+            self.kept = [left[stays] for left, stays in zip(self.kept, stay, strict=True)]
             model.keep(stay)
             self.most = min(self.most, nextafter(most, inf))
 
 
-def _taken(table: np.ndarray, kept: np.ndarray, axis: int) -> np.ndarray:
+def _taken(table: np.ndarray, left: np.ndarray, axis: int) -> np.ndarray:
     """Return the table with these choices along an axis, in order; the table itself where that is all of them."""
-    return table if len(kept) == table.shape[axis] else table.take(kept, axis)
+    return table if len(left) == table.shape[axis] else table.take(left, axis)
 
 
 def _is_apt(clip: float, cost: float) -> bool:
@@ -167,8 +167,8 @@ def _some_scale(unary: Sequence[np.ndarray], edges: Edges) -> float:
 
 
 def _cost(unary: Sequence[np.ndarray], edges: Edges, choices: Sequence[int]) -> float:
-    own = sum(float(table[c]) for table, c in zip(unary, choices, strict=True))
-    return own + sum(float(table[choices[i], choices[j]]) for (i, j), table in edges.items())
+    total = sum(float(table[c]) for table, c in zip(unary, choices, strict=True))
+    return total + sum(float(table[choices[i], choices[j]]) for (i, j), table in edges.items())
 
 
 class Reparametrization:
@@ -195,8 +195,8 @@ class Reparametrization:
 
     def keep(self, stay: Sequence[np.ndarray]) -> None:
         """Keep only these choices, a mask for each variable."""
-        self.unary = [table[own] for table, own in zip(self.unary, stay, strict=True)]
-        self.bounds = [table[own] for table, own in zip(self.bounds, stay, strict=True)]
+        self.unary = [table[stays] for table, stays in zip(self.unary, stay, strict=True)]
+        self.bounds = [table[stays] for table, stays in zip(self.bounds, stay, strict=True)]
         for e, (i, j) in enumerate(self.ends):
             if not (stay[i].all() and stay[j].all()):
                 self.edges[e], self.pulled[e] = self.edges[e].compress(stay[i], 0).compress(stay[j], 1), -1

@@ -228,7 +228,7 @@ class Solver:
         if execution.schedule.num_stages == 1 or not self.cluster.parts:
             return [self.limit_bytes] * execution.schedule.num_stages
         ends = pairwise(first_ranks(stage_meshes(mesh, execution)))
-        return [self.limit_of(self.cluster.part(range(*own)).device.memory_bytes) for own in ends]
+        return [self.limit_of(self.cluster.part(range(*ranks)).device.memory_bytes) for ranks in ends]
 
     def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
         """Return one builder for all meshes of these sizes, and its eliminator: names of device axes play no part."""
@@ -287,7 +287,7 @@ class Solver:
         one by one.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        serial_s = eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
+        serial_s = eliminator.solve(problem, Prices(overlap_weight=self.besides[-1])).bound
         return serial_s * share_of_step(execution, mesh) / self.quicker(execution.schedule.num_stages)
 
     def least_s(
@@ -310,7 +310,7 @@ class Solver:
         whole = replace(execution, pieces=1)
         problem, eliminator = self.problem(folded, mesh, roles, whole, longest, limits, relaxed=True)
         if execution.pieces > 1:
-            problem = replace(problem, beside=set(problem.edges), solved={})
+            problem = replace(problem, overlapped=set(problem.edges), solved={})
         device = self.cluster.device  # the busiest of several stages has no less than an equal share
         return (
             least_s(problem, eliminator, SHARING[device.kind]) / execution.schedule.num_stages + device.step_overhead_s
@@ -379,21 +379,21 @@ class Solver:
         zeros: Sequence[Lifetimes] = ("zero-3",),
         priced: Zero = "zero-3",
         cutoff_s: float = inf,
-        beside: float = 1.0,
+        weight: float = 1.0,
         limits: Limits = NO_LIMITS,
         near: float = 0.0,
     ) -> Candidate:
         """Return the best plan on one mesh, within memory if any choice found fits.
 
         Layouts are chosen for the `priced` lifetime of parameters; of the lifetimes `zeros`, the first that fits
-        counts. `beside`: as in `Prices`; `near`: as in `within_memory`. A plan that provably takes `cutoff_s` or longer
-        is not pursued further; the result may then not fit, or not be the best. Raises `NoLayoutsError` where no
-        layouts can be run so.
+        counts. `weight`: `Prices.overlap_weight`; `near`: as in `within_memory`. A plan that provably takes `cutoff_s`
+        or longer is not pursued further; the result may then not fit, or not be the best. Raises `NoLayoutsError` where
+        no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         usable = self._usable(execution, mesh)
         limit = usable - self.cluster.device.context_bytes
-        free = Prices(beside=beside)
+        free = Prices(overlap_weight=weight)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
         is_near = limit < kept_bytes(problem, fastest) <= NEARLY * limit
@@ -406,7 +406,7 @@ class Solver:
         near = near or _SAFE * fastest.objective * self._usual.get(execution.recompute, 0.0)
         for _ in range(_MEMORY_TRIES):
             solution, bound_s, feasible, prices = within_memory(
-                problem, eliminator, limit, cutoff_s, beside, hull=bool(folded.repeated), near=near
+                problem, eliminator, limit, cutoff_s, weight, hull=bool(folded.repeated), near=near
             )  # equal blocks are laid out alike, and mixed later
             if best is not None:
                 bound_s = best.bound_s  # the bound for the true limit
@@ -484,7 +484,7 @@ class Solver:
             c.execution,
             (c.lifetimes, "zero-3"),
             c.priced,
-            beside=at.beside,
+            weight=at.overlap_weight,
             limits=c.limits,
         )
 
@@ -512,8 +512,12 @@ class Solver:
 
         def stored(zero: Lifetimes) -> tuple[Graph, Prediction]:
             known = zero == "zero-3" == draft.priced
-            own: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
-            graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
+            chosen: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
+            graph = (
+                solved
+                if known
+                else with_lifetimes(solved, {leaf: chosen[leaf] for leaf in parameters if leaf in chosen})
+            )
             return graph, self.predicted(graph, draft.execution, repeats)
 
         is_too_much = self.excess_bytes(kept_bytes(problem, solution, problem.stored))
@@ -545,14 +549,14 @@ def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], ze
         return
     names = {variable: name for (_, name), variable in problem.index.items()}
     choices = solution.choices
-    apart = [
+    exclusive = [
         f" of {names[i]!r} and {names[j]!r}"
         for (i, j), table in problem.edges.items()
         if not isfinite(table.value[choices[i], choices[j]])
     ]
     raise NoLayoutsError(
         f"mesh {problem.mesh} with roles {', '.join(roles)} and {zero}: no layouts of this model can be run so, as the "
-        f"choices{(apart or [''])[0]} exclude each other; use one microbatch, or other roles"
+        f"choices{(exclusive or [''])[0]} exclude each other; use one microbatch, or other roles"
     )
 
 

@@ -33,9 +33,9 @@ class Part(NamedTuple):
 def balanced(graph: Graph, certified: CertifiedSplits) -> Graph:
     """Return the graph with its causal rings balanced, where they can be."""
     for part in unbalanced(graph):
-        found = in_stripes(graph, part)
-        if found is not None and _is_certified(found, graph, certified):
-            graph = found
+        striped = in_stripes(graph, part)
+        if striped is not None and _is_certified(striped, graph, certified):
+            graph = striped
     return graph
 
 

@@ -63,7 +63,7 @@ def within_memory(
     eliminator: Eliminator,
     limit: float,
     cutoff_s: float,
-    beside: float = 1.0,
+    weight: float = 1.0,
     *,
     hull: bool = False,
     near: float = 0.0,
@@ -74,10 +74,10 @@ def within_memory(
     or less leaves only the smallest solution. `hull`: look only for solutions that are optimal at some price. `near`: a
     price of a byte that is likely to be near the right one, or 0.
     """
-    walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, beside, near)
+    walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, weight, near)
     if hull or walk.over is None:
         return walk.found
-    return _Branches(problem, limit, cutoff_s, beside, eliminator.interner.check).run(walk)
+    return _Branches(problem, limit, cutoff_s, weight, eliminator.interner.check).run(walk)
 
 
 class _Point(NamedTuple):
@@ -103,13 +103,13 @@ class _Walk:
         return Within(self.best.solution, self.bound_s, self.fits, self.best.prices)
 
 
-def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside: float, near: float = 0.0) -> _Walk:
+def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, weight: float, near: float = 0.0) -> _Walk:
     """Walk along the hull of the solutions that `solve` gives, to the edge that crosses the limit."""
 
     def point(byte: float) -> _Point:
-        prices = Prices(byte, beside)
+        prices = Prices(byte, weight)
         solution = solve(prices)
-        return _Point(solution, *time_and_bytes(problem, solution, beside), prices)
+        return _Point(solution, *time_and_bytes(problem, solution, weight), prices)
 
     over = point(0.0)
     bound_s = over.solution.bound
@@ -155,9 +155,9 @@ class _Branches:
     """Branch and bound, from a walk among all choices."""
 
     def __init__(
-        self, problem: Problem, limit: float, cutoff_s: float, beside: float, check: Callable[[], None]
+        self, problem: Problem, limit: float, cutoff_s: float, weight: float, check: Callable[[], None]
     ) -> None:
-        self.problem, self.limit, self.cutoff_s, self.beside = problem, limit, cutoff_s, beside
+        self.problem, self.limit, self.cutoff_s, self.weight = problem, limit, cutoff_s, weight
         entries = problem.order.entries if problem.order is not None else 0
         self.most = MOST_WORK // (entries + WORK_OF_VARIABLE * len(problem.time_s))
         self.num_solved = 0
@@ -173,7 +173,7 @@ class _Branches:
             if not parts:
                 closed_s.append(branch.bound_s)
             for allowed in parts:
-                part = _walk(self.problem, partial(self._solve, allowed), self.limit, self._enough(best), self.beside)
+                part = _walk(self.problem, partial(self._solve, allowed), self.limit, self._enough(best), self.weight)
                 if part.fits and part.best.seconds < best.seconds:
                     best = part.best
                 bound_s = max(branch.bound_s, part.bound_s)
@@ -196,14 +196,14 @@ class _Branches:
         """Divide the choices of the variable whose bytes differ most between the edge's ends: few bytes, and many."""
         over, best = branch.walk.over, branch.walk.best
         assert over is not None
-        kept = [table.value for table in self.problem.kept_bytes]
-        pairs = enumerate(zip(kept, over.solution.choices, best.solution.choices, strict=True))
-        apart, variable = max((abs(float(table[o] - table[b])), v) for v, (table, o, b) in pairs)
-        if not apart:  # they differ only in variables that keep the same bytes
+        tables = [table.value for table in self.problem.kept_bytes]
+        pairs = enumerate(zip(tables, over.solution.choices, best.solution.choices, strict=True))
+        gap, variable = max((abs(float(table[o] - table[b])), v) for v, (table, o, b) in pairs)
+        if not gap:  # they differ only in variables that keep the same bytes
             return []
-        table, own = kept[variable], branch.allowed.get(variable, np.arange(len(kept[variable])))
+        table, numbers = tables[variable], branch.allowed.get(variable, np.arange(len(tables[variable])))
         middle = (table[over.solution.choices[variable]] + table[best.solution.choices[variable]]) / 2
-        parts = (own[table[own] <= middle], own[table[own] > middle])
+        parts = (numbers[table[numbers] <= middle], numbers[table[numbers] > middle])
         return [{**branch.allowed, variable: part} for part in parts]
 
 
@@ -224,7 +224,7 @@ def kept_bytes(problem: Problem, solution: Solution, variables: Sequence[int] | 
     return sum(float(problem.kept_bytes[v].value[solution.choices[v]]) for v in of)
 
 
-def time_and_bytes(problem: Problem, solution: Solution, beside: float = 1.0) -> tuple[float, float]:
-    """Return the seconds that a solution computes and sends, and the bytes that it keeps; `beside` as in `Prices`."""
+def time_and_bytes(problem: Problem, solution: Solution, weight: float = 1.0) -> tuple[float, float]:
+    """Return the seconds that a solution computes and sends, and its kept bytes; `weight`: `Prices.overlap_weight`."""
     blocks_s, hidden_s = seconds(problem, solution)
-    return blocks_s + beside * hidden_s, kept_bytes(problem, solution)
+    return blocks_s + weight * hidden_s, kept_bytes(problem, solution)

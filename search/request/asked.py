@@ -69,8 +69,10 @@ class LayoutPin:
 
     def takes(self, layout: Layout) -> bool:
         """Return whether slices of this layout are what is asked for; `S(0)` stands for slices of any blocks too."""
-        own = self.shard
-        return layout.is_shard and (own is None or layout == own or (own.blocks == 1 and layout.dim == own.dim))
+        pinned = self.shard
+        return layout.is_shard and (
+            pinned is None or layout == pinned or (pinned.blocks == 1 and layout.dim == pinned.dim)
+        )
 
     def contradicts(self, other: LayoutPin) -> bool:
         """Return whether no layout of one parameter can keep to both pins."""
@@ -123,10 +125,10 @@ def parse(text: str) -> list[LayoutPin | Bound]:
     if bound := _BOUND.fullmatch(short):
         return [_bound(text, *bound.groups())]
     pattern, _, layouts = short.partition("=")
-    found = list(_ENTRY.finditer(layouts))
-    if not pattern or not found or "".join(entry[0] for entry in found) != layouts or layouts.endswith(","):
+    entries = list(_ENTRY.finditer(layouts))
+    if not pattern or not entries or "".join(entry[0] for entry in entries) != layouts or layouts.endswith(","):
         raise PlanError(f"pin {text!r} is not understood: {_FORMS}")
-    return [_layout(text, pattern, axis or "", word) for axis, word in (entry.groups() for entry in found)]
+    return [_layout(text, pattern, axis or "", word) for axis, word in (entry.groups() for entry in entries)]
 
 
 def _layout(text: str, pattern: str, axis: str, word: str) -> LayoutPin:

@@ -22,8 +22,8 @@ def allowed(given: object) -> Allowed:
     if isinstance(given, tuple) and given and isinstance(given[0], tuple):  # what this returned
         given = dict(given)
     if isinstance(given, Mapping):
-        found = {carried(what, ""): _choices(str(what), names) for what, names in given.items()}
-        return tuple((what, found.get(what, (EXACT,))) for what in CARRIED)
+        chosen = {carried(what, ""): _choices(str(what), names) for what, names in given.items()}
+        return tuple((what, chosen.get(what, (EXACT,))) for what in CARRIED)
     names = tuple(ENCODINGS) if given == AUTO else (given,) if isinstance(given, str) else given
     if not isinstance(names, (tuple, list)) or not names:
         problem = f"expected '{AUTO}', names, or encodings of weights and of gradients, got {given!r}"
@@ -43,7 +43,7 @@ def _choices(what: str, names: object) -> tuple[str, ...]:
 
 def combinations(of: Allowed) -> Iterator[Encodings]:
     """Yield every way to send what a request allows."""
-    for names in product(*(own for _, own in of)):
+    for names in product(*(names_of_choice for _, names_of_choice in of)):
         pairs = zip((what for what, _ in of), names, strict=True)
         yield canonical([(what, name) for what, name in pairs if name != EXACT], "")
 

@@ -88,27 +88,27 @@ class Limited:
     def _is_met(self, role: str, name: str, domain: Domain) -> bool:
         node, low = self.graph.by_name[name], self.bounds[role].low
         if role == ZERO:
-            own = self.storage(node) if node.op == "parameter" else None
-            return own is not None and any(own.slices(state) >= low for state in domain.result)
+            stored = self.storage(node) if node.op == "parameter" else None
+            return stored is not None and any(stored.slices(state) >= low for state in domain.result)
         left = None if node.is_leaf else self.operator(node)
-        own = [b for b in left.bounds if b.low == low and b.wanted == self._wanted(role, node)] if left else []
-        return any(b.is_met(split, self.sizes) for b in own for split in domain.splits)
+        stored = [b for b in left.bounds if b.low == low and b.wanted == self._wanted(role, node)] if left else []
+        return any(b.is_met(split, self.sizes) for b in stored for split in domain.splits)
 
     def _split_bounds(self, node: Node) -> Iterator[SplitBound]:
         for role, bound in self.bounds.items():
             if role == ZERO or (role == RESIDUAL and node.name not in self.between):
                 continue
-            own, others = self._choices(role, node)
-            yield SplitBound(bound.low, bound.high, own, others, self._wanted(role, node))
+            choices, others = self._choices(role, node)
+            yield SplitBound(bound.low, bound.high, choices, others, self._wanted(role, node))
 
     def _choices(self, role: str, node: Node) -> tuple[frozenset[Choice], bool]:
         """Return the choices that split an operator for a role: these ones, or with True all but these."""
         batch, sequence = ({choice_of[node.name]} if node.name in choice_of else set[Choice]()
                            for choice_of in (self.batch, self.sequence))  # fmt: skip
-        own = {DATA: batch, CONTEXT: sequence}
+        by_role = {DATA: batch, CONTEXT: sequence}
         if role == RESIDUAL:
             return frozenset(batch), True
-        return (frozenset(own[role]), False) if role in own else (frozenset(batch | sequence), True)
+        return (frozenset(by_role[role]), False) if role in by_role else (frozenset(batch | sequence), True)
 
     def _wanted(self, role: str, node: Node) -> frozenset[str]:
         """Return the choices that count where a role has a least degree: those that should split the operator."""
@@ -198,21 +198,21 @@ def residual(graph: Graph) -> frozenset[str]:
     weights = {node.name for node in graph.nodes if is_weight(graph, node.name)}
     products = {node.name for node in graph.nodes if weight_factors(graph, node, None)}
     inside = products.union(*(members for _, members in attentions(graph, weights)))
-    apart = weights | constant_nodes(graph) | {node.name for node in graph.nodes if node.is_leaf}
+    outer = weights | constant_nodes(graph) | {node.name for node in graph.nodes if node.is_leaf}
 
     def between(names: Iterable[str]) -> list[str]:
-        return [name for name in names if name not in inside and name not in apart]
+        return [name for name in names if name not in inside and name not in outer]
 
     def skipped(node: Node) -> list[str]:
         """Return the operand that skips a part, if this is such a sum."""
-        if node.op != "add" or len(set(node.inputs)) < 2 or node.name in inside or not apart.isdisjoint(node.inputs):
+        if node.op != "add" or len(set(node.inputs)) < 2 or node.name in inside or not outer.isdisjoint(node.inputs):
             return []
         first, last = sorted(node.inputs, key=number.__getitem__)
         made_of = set(postorder([last], lambda n: since(n, number[first])))
         return [first] if first in made_of and not products.isdisjoint(made_of - {first}) else []
 
     def since(name: str, least: int) -> list[str]:
-        return [i for i in graph.by_name[name].inputs if i not in apart and number[i] >= least]
+        return [i for i in graph.by_name[name].inputs if i not in outer and number[i] >= least]
 
     sums = {node.name: operands for node in graph.nodes if (operands := skipped(node))}
     readers = (user for operands in sums.values() for name in operands for user in graph.users[name])

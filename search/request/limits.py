@@ -91,7 +91,7 @@ def _within(bound: Bound, value: int) -> bool:
 
 
 def _degree(role: str, use: Sequence[str], sizes: Sequence[int]) -> int:
-    return prod(size for own, size in zip(use, sizes, strict=True) if own == role)
+    return prod(size for role_of_axis, size in zip(use, sizes, strict=True) if role_of_axis == role)
 
 
 # ---- what is left of a domain ----
@@ -112,12 +112,12 @@ class SplitBound:
     wanted: frozenset[str]
 
     def is_over(self, split: Sequence[Choice], sizes: Sequence[int]) -> bool:
-        own = (n for c, n in _dividing(split, sizes) if (c in self.choices) != self.others)
-        return self.high is not None and prod(own) > self.high
+        sizes_divided = (n for c, n in _dividing(split, sizes) if (c in self.choices) != self.others)
+        return self.high is not None and prod(sizes_divided) > self.high
 
     def is_met(self, split: Sequence[Choice], sizes: Sequence[int]) -> bool:
-        own = (n for c, n in _dividing(split, sizes) if c in self.wanted or c.unblocked in self.wanted)
-        return prod(own) >= self.low
+        sizes_wanted = (n for c, n in _dividing(split, sizes) if c in self.wanted or c.unblocked in self.wanted)
+        return prod(sizes_wanted) >= self.low
 
 
 def _dividing(split: Sequence[Choice], sizes: Sequence[int]) -> Iterator[tuple[Choice, int]]:
@@ -135,10 +135,10 @@ class Splits:
 
     def left(self, domain: Domain, numbers: Sequence[int]) -> Sequence[int]:
         """Return the choices that keep to the pins; a least degree counts only where some choice reaches it."""
-        found = [n for n in numbers if self._keeps(domain, n)]
+        left = [n for n in numbers if self._keeps(domain, n)]
         for bound in self.bounds:
-            found = [n for n in found if bound.is_met(domain.splits[n], self.sizes)] or found
-        return found
+            left = [n for n in left if bound.is_met(domain.splits[n], self.sizes)] or left
+        return left
 
     def _keeps(self, domain: Domain, number: int) -> bool:
         split, operands = domain.splits[number], domain.operands[number]
@@ -163,8 +163,8 @@ class Stored:
         """Return the choices that keep to the pins; the fewest slices count only where some choice has so many."""
         if self.only is not None:
             return [n for n in numbers if domain.result[n] == self.only]
-        found = [n for n in numbers if all(self._keeps(pin, axis, domain.result[n]) for axis, pin in self.pins)]
-        return [n for n in found if self.slices(domain.result[n]) >= self.least] or found
+        left = [n for n in numbers if all(self._keeps(pin, axis, domain.result[n]) for axis, pin in self.pins)]
+        return [n for n in left if self.slices(domain.result[n]) >= self.least] or left
 
     def slices(self, state: Layouts) -> int:
         """Return the number of slices into which this storage divides a parameter."""
@@ -172,10 +172,10 @@ class Stored:
 
     def _keeps(self, pin: LayoutPin, axis: int, state: Layouts) -> bool:
         devices = (layout for layout, size in zip(state, self.sizes, strict=True) if size > 1)
-        own = [state[axis]] if axis >= 0 else list(devices)
+        layouts = [state[axis]] if axis >= 0 else list(devices)
         if pin.kept == "whole":
-            return not any(layout.is_shard for layout in own)
-        return any(map(pin.takes, own))
+            return not any(layout.is_shard for layout in layouts)
+        return any(map(pin.takes, layouts))
 
 
 @dataclass(frozen=True, slots=True)

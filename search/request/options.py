@@ -74,8 +74,8 @@ class SearchOptions:
         """Return the options that these words ask for. Raises a `ShardwrightError` for what cannot be asked."""
         mesh = mesh_of(words.get("mesh"))
         roles = role_list(mesh, words.get("roles"))
-        asked = {**words, "mesh": mesh, "roles": None if roles is None else tuple(roles)}
-        return cls(**{**asked, "pins": texts(words.get("pins"))})  # pyright: ignore[reportArgumentType]
+        given = {**words, "mesh": mesh, "roles": None if roles is None else tuple(roles)}
+        return cls(**{**given, "pins": texts(words.get("pins"))})  # pyright: ignore[reportArgumentType]
 
     @property
     def words(self) -> SearchWords:
@@ -96,10 +96,12 @@ class SearchOptions:
         if self.encodings is not None:
             object.__setattr__(self, "encodings", allowed(self.encodings))
         if isinstance(self.stages, Sequence) and not isinstance(self.stages, str):
-            own = tuple(checks.positive_int(n, "", "stages", "how many devices each stage has") for n in self.stages)
-            if len(own) < 2:
-                raise PlanError(f"stages={list(own)}: expected the devices of each of several stages; give two or more")
-            object.__setattr__(self, "stages", own)
+            stages = tuple(checks.positive_int(n, "", "stages", "how many devices each stage has") for n in self.stages)
+            if len(stages) < 2:
+                raise PlanError(
+                    f"stages={list(stages)}: expected the devices of each of several stages; give two or more"
+                )
+            object.__setattr__(self, "stages", stages)
         elif self.stages not in (None, "auto"):
             checks.positive_int(self.stages, "", "stages", "how many pipeline stages there are, or 'auto'")
         if self.stages == "auto" and self.mesh is not None:
@@ -126,8 +128,8 @@ class SearchOptions:
         if self.encodings is not None:
             yield f"encodings {shown(self.encodings)}", replace(self, encodings=None)
         if self.stages is not None:
-            told = ",".join(map(str, self.stages)) if isinstance(self.stages, tuple) else self.stages
-            yield f"stages {told}", replace(self, stages=None, schedule=None)
+            stages_text = ",".join(map(str, self.stages)) if isinstance(self.stages, tuple) else self.stages
+            yield f"stages {stages_text}", replace(self, stages=None, schedule=None)
         if self.schedule is not None:
             yield f"schedule {self.schedule}", replace(self, schedule=None)
         for pin in self.pins:
@@ -140,13 +142,13 @@ class SearchOptions:
         """Return what was asked for, and nothing else."""
         mesh = None if self.mesh is None else dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
         stages = list(self.stages) if isinstance(self.stages, tuple) else self.stages
-        by_block = {name: DEFAULT.having(**{name: own}).to_json().get(name, "none") for name, own in self._by_block}
-        found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
+        by_block = {name: DEFAULT.having(**{name: value}).to_json().get(name, "none") for name, value in self._by_block}
+        by_name = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
                  **by_block, "pieces": self.pieces,
-                 "encodings": self.encodings and {what: list(own) for what, own in self.encodings},
+                 "encodings": self.encodings and {what: list(names) for what, names in self.encodings},
                  "pins": list(self.pins) or None,
                  "stages": stages, "schedule": self.schedule}  # fmt: skip
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in by_name.items() if value is not None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SearchOptions:

@@ -72,7 +72,7 @@ class Pins:
     @property
     def by_block(self) -> bool:
         """Return whether equal blocks may be run in different ways."""
-        return any(own is not None and not isinstance(own, str) for own in (self.recompute, self.asked.offload))
+        return any(value is not None and not isinstance(value, str) for value in (self.recompute, self.asked.offload))
 
     @property
     def recomputes(self) -> Sequence[RecomputeMode]:
@@ -85,14 +85,14 @@ class Pins:
         return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False, nested={}, staged={})
 
     @classmethod
-    def of(cls, graph: Graph, cluster: Cluster, asked: SearchOptions, spaces: Sequence[Space] | None = None) -> Pins:
+    def of(cls, graph: Graph, cluster: Cluster, options: SearchOptions, spaces: Sequence[Space] | None = None) -> Pins:
         """Return the checked request. A `PlanError` says what in it contradicts the rest, the cluster or the batch.
 
         `spaces`: what to search in place of the meshes.
         """
         size = batch_size(graph)
-        check_offload(cluster, Execution(offload=asked.offload or "none"))
-        mesh, microbatches, recompute = asked.mesh, asked.microbatches, asked.recompute
+        check_offload(cluster, Execution(offload=options.offload or "none"))
+        mesh, microbatches, recompute = options.mesh, options.microbatches, options.recompute
         if mesh is not None and TIME in mesh.names:
             if microbatches not in (None, mesh.num_microbatches):
                 raise PlanError(
@@ -101,14 +101,14 @@ class Pins:
             microbatches = mesh.num_microbatches
             mesh = Mesh(mesh.names[1:], mesh.sizes[1:]) if len(mesh) > 1 else Mesh(("x",), (1,))
         if mesh is not None:
-            _check_mesh(mesh, asked.roles, cluster, asked.stages)
-            check_roles(graph, mesh, asked.roles or (FREE,) * len(mesh))
+            _check_mesh(mesh, options.roles, cluster, options.stages)
+            check_roles(graph, mesh, options.roles or (FREE,) * len(mesh))
         if microbatches is not None:
             _check_count(microbatches, size)
-        limits, bounds = limits_of(graph, mesh, asked.pins)
+        limits, bounds = limits_of(graph, mesh, options.pins)
         memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
         given = mesh is not None or spaces is not None
-        stages = _stages(asked, graph, cluster, bounds.get(STAGES), given=given)
+        stages = _stages(options, graph, cluster, bounds.get(STAGES), given=given)
         if memory_bytes is not None and cluster.parts:  # each stage's limit is its own devices'
             if 1 not in stages:
                 raise PlanError(f"pin {bounds[MEMORY].text!r}: not with stages on devices that differ; leave one out")
@@ -125,50 +125,56 @@ class Pins:
                 )
                 known = [*first, *known, *last]
             if mesh is not None:
-                known = [Space(f"search on {mesh}", mesh, tuple(asked.roles or (FREE,) * len(mesh)))]
+                known = [Space(f"search on {mesh}", mesh, tuple(options.roles or (FREE,) * len(mesh)))]
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
             if not guided:
                 finer = {s.mesh.sizes: cut for s in spaces if (cut := nested(s, cluster)) is not None}
-        on = {p: tuple(_staged(p, asked, mesh, limits, cluster)) for p in stages if p != 1}
-        staged = {p: own for p, own in on.items() if own}
+        on = {p: tuple(_staged(p, options, mesh, limits, cluster)) for p in stages if p != 1}
+        staged = {p: pipelines for p, pipelines in on.items() if pipelines}
         return cls(
-            mesh, microbatches, recompute, size, () if only else tuple(spaces), memory_bytes, limits, asked, guided,
+            mesh, microbatches, recompute, size, () if only else tuple(spaces), memory_bytes, limits, options, guided,
             finer, staged,
         )  # fmt: skip
 
 
 def _stages(
-    asked: SearchOptions, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool
+    options: SearchOptions, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool
 ) -> list[int | tuple[int, ...]]:
     """Return the numbers of pipeline stages that plans may have, 1 for none; for unlike stages, the devices of each.
 
     `bound`: of the numbers that the search chooses from. `given`: the user says where to search, on meshes of all
     devices.
     """
-    n, most, stages = cluster.num_devices, max(1, len(blocks_of(graph))), asked.stages
+    n, most, stages = cluster.num_devices, max(1, len(blocks_of(graph))), options.stages
     if isinstance(stages, (int, tuple)):
-        told, count = (f"{list(stages)}", len(stages)) if isinstance(stages, tuple) else (f"{stages}", stages)
+        stages_text, count = (f"{list(stages)}", len(stages)) if isinstance(stages, tuple) else (f"{stages}", stages)
         if bound is not None:
-            raise PlanError(f"pin {bound.text!r}: it bounds what is chosen, but stages={told} is given; leave one out")
+            raise PlanError(
+                f"pin {bound.text!r}: it bounds what is chosen, but stages={stages_text} is given; leave one out"
+            )
         if isinstance(stages, tuple) and sum(stages) != n:
-            raise PlanError(f"stages={told} have {sum(stages)} devices, cluster {cluster.name} has {n}")
+            raise PlanError(f"stages={stages_text} have {sum(stages)} devices, cluster {cluster.name} has {n}")
         if n % count and not isinstance(stages, tuple):
-            raise PlanError(f"stages={told} does not divide the {n} devices of cluster {cluster.name}")
+            raise PlanError(f"stages={stages_text} does not divide the {n} devices of cluster {cluster.name}")
         if count > most:
             blocks = len(blocks_of(graph))
-            raise PlanError(f"stages={told}: the model has {blocks} blocks to put on them; choose fewer")
+            raise PlanError(f"stages={stages_text}: the model has {blocks} blocks to put on them; choose fewer")
         return [count if isinstance(stages, tuple) and len(set(stages)) == 1 else stages]
     known: list[int | tuple[int, ...]] = [1]
     if not given or stages is not None:
-        own = tuple(part.num_devices for part in cluster.parts)
-        unlike = [own] if len(set(own)) > 1 and len(own) <= most and all(max(own) % size == 0 for size in own) else []
+        parts = tuple(part.num_devices for part in cluster.parts)
+        unlike = (
+            [parts]
+            if len(set(parts)) > 1 and len(parts) <= most and all(max(parts) % size == 0 for size in parts)
+            else []
+        )
         known += [*(p for p in degrees(n) if p <= most), *unlike]
     if bound is None:
         return known
-    found = [p for p in known if bound.low <= _count(p) <= (bound.high or _count(p))]
-    if not found:
+    bounded = [p for p in known if bound.low <= _count(p) <= (bound.high or _count(p))]
+    if not bounded:
         raise PlanError(f"pin {bound.text!r}: of the numbers of stages that are possible, {known}, it leaves none")
-    return found
+    return bounded
 
 
 def _count(stages: int | tuple[int, ...]) -> int:
@@ -176,32 +182,32 @@ def _count(stages: int | tuple[int, ...]) -> int:
 
 
 def _staged(
-    stages: int | tuple[int, ...], asked: SearchOptions, mesh: Mesh | None, limits: Limits, cluster: Cluster
+    stages: int | tuple[int, ...], options: SearchOptions, mesh: Mesh | None, limits: Limits, cluster: Cluster
 ) -> Iterator[Space]:
     """Yield the spaces of a stage: every mesh, or the given one."""
-    chunks = 2 if asked.schedule == "interleaved" else 1
+    chunks = 2 if options.schedule == "interleaved" else 1
     devices = stages if isinstance(stages, tuple) else ()
-    pipeline = Pipeline(_count(stages), asked.schedule or "1f1b", chunks, devices)
+    pipeline = Pipeline(_count(stages), options.schedule or "1f1b", chunks, devices)
     if mesh is not None:
         pipeline.sizes_on(mesh)
-        roles = tuple(asked.roles or (FREE,) * len(mesh))
-        found = [Space(f"{pipeline} x search on {mesh}", mesh, roles, pipeline=pipeline)]
+        roles = tuple(options.roles or (FREE,) * len(mesh))
+        spaces = [Space(f"{pipeline} x search on {mesh}", mesh, roles, pipeline=pipeline)]
     else:
-        found = staged_spaces(cluster.num_devices, pipeline)
-        if not found and devices and asked.stages == devices:
+        spaces = staged_spaces(cluster.num_devices, pipeline)
+        if not spaces and devices and options.stages == devices:
             raise PlanError(
                 f"stages={list(devices)}: no mesh of {max(devices)} devices has a first axis that can be cut to all of "
                 "these numbers; choose such that the numbers of devices divide the largest"
             )
-    yield from (s._replace(limits=limits) for s in found if limits.allow(s.mesh, s.roles))
+    yield from (s._replace(limits=limits) for s in spaces if limits.allow(s.mesh, s.roles))
 
 
-def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked: Stages | None) -> None:
+def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, stages_asked: Stages | None) -> None:
     if not mesh.names:
         raise PlanError("mesh: it has no axes; give one, of size 1 for a single device: mesh={'dp': 1}")
-    stages = asked if isinstance(asked, int) else 1
-    if isinstance(asked, tuple):
-        stages = len(asked) if len(set(asked)) == 1 else 0  # 0: the stages' meshes differ
+    stages = stages_asked if isinstance(stages_asked, int) else 1
+    if isinstance(stages_asked, tuple):
+        stages = len(stages_asked) if len(set(stages_asked)) == 1 else 0  # 0: the stages' meshes differ
     if stages > 1 and mesh.num_devices * stages != cluster.num_devices:
         raise PlanError(
             f"{stages} stages of mesh {mesh} have {mesh.num_devices * stages} devices, cluster {cluster.name} has "
@@ -218,9 +224,9 @@ def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked
 
 def limits_of(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, Mapping[str, Bound]]:
     """Return the limits of layouts that pins state, and the bounds of memory and stages."""
-    found = [pin for text in pins for pin in parse(text)]
-    layouts = tuple(pin for pin in found if isinstance(pin, LayoutPin))
-    bounds = [pin for pin in found if isinstance(pin, Bound)]
+    parsed = [pin for text in pins for pin in parse(text)]
+    layouts = tuple(pin for pin in parsed if isinstance(pin, LayoutPin))
+    bounds = [pin for pin in parsed if isinstance(pin, Bound)]
     targets = [str(leaf.attr("target")) for leaf in graph.leaves("parameter")]
     axes = AXES[:2] if mesh is None else mesh.names
     for pin in layouts:
@@ -237,7 +243,7 @@ def limits_of(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Lim
         if both and one.text != other.text and one.contradicts(other):
             raise PlanError(f"pins {one.text!r} and {other.text!r} contradict each other for {both[0]}; leave one out")
     by_what = {what: [b for b in bounds if b.what == what] for what in (b.what for b in bounds)}
-    merged = tuple(_merged(what, own) for what, own in by_what.items())
+    merged = tuple(_merged(what, bounds_of) for what, bounds_of in by_what.items())
     other = {b.what: b for b in merged if b.what in (MEMORY, STAGES)}
     return Limits(layouts, tuple(b for b in merged if b.what not in other)), other
 

@@ -46,7 +46,7 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
         name: S(dim) for name, kind in inputs
         if len(kind.shape) > dim and (kind.dtype.startswith("int") or not integers_only)
     }  # fmt: skip
-    found: dict[str, Choice] = {}
+    factors: dict[str, Choice] = {}
     ways: dict[Hashable, tuple[Choice, Layout] | None] = {}
     for node in graph.nodes:
         if node.is_leaf:
@@ -59,10 +59,10 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
                 ways[key] = following(node, signature, where, ROWS[node.op])
             way = ways[key]
         if way is not None:
-            found[node.name] = way[0]
+            factors[node.name] = way[0]
         if (layout := _gathered_around(graph, node, where) if way is None else way[1]) is not None and layout.is_shard:
             where[node.name] = layout
-    return found
+    return factors
 
 
 def _gathered_around(graph: Graph, node: Node, where: Mapping[str, Layout]) -> Layout | None:
@@ -141,12 +141,12 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
 def _repeated(graph: Graph) -> frozenset[str]:
     """Return the values that an `expand` has made larger, also after reshapes and permutations."""
-    found, types = set[str](), graph.types
+    names, types = set[str](), graph.types
     for node in graph.nodes:
         grows = node.op == "expand" and types[node.name].num_elements > types[node.inputs[0]].num_elements
-        if grows or (node.op in ("reshape", "permute") and node.inputs[0] in found):
-            found.add(node.name)
-    return frozenset(found)
+        if grows or (node.op in ("reshape", "permute") and node.inputs[0] in names):
+            names.add(node.name)
+    return frozenset(names)
 
 
 def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list[tuple[Choice, int]]]:
@@ -155,17 +155,17 @@ def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list
     The views before and after attention are not among the operators.
     """
     stored = {node.name for node in graph.nodes if is_weight(graph, node.name)}
-    found = dict[str, list[tuple[Choice, int]]]()
+    factors = dict[str, list[tuple[Choice, int]]]()
     for node in (graph.by_name[name] for _, members in attentions(graph, stored) for name in members):
         if node.row is None or node.row.view:
             continue
         heads, signature = len(graph.types[node.name].shape) - 3, graph.signature(node)
-        found[node.name] = [
+        factors[node.name] = [
             (choice, _extent(graph, node, choice))
             for choice, _, made in offered(node.row, signature, lambda size: ())
             if made.is_shard and made.dim == heads and choice != batch.get(node.name)
         ]
-    return found
+    return factors
 
 
 def keeps_rings(before: Graph, after: Graph, roles: Sequence[str]) -> bool:
@@ -183,23 +183,23 @@ def check_roles(graph: Graph, mesh: Mesh, roles: Sequence[str]) -> None:
 
 def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:
     """Return the operators whose rows of the batch can be sent to what they name, with the choice that sends them."""
-    found = dict[str, Choice]()
+    sent = dict[str, Choice]()
     for node in graph.nodes:
         if node.row is not None and node.row.sends and node.name in batch:
-            own = Sent.offered(node.row, graph.signature(node))
-            found.update((node.name, choice) for choice in own if choice.outward == batch[node.name])
-    return found
+            offered = Sent.offered(node.row, graph.signature(node))
+            sent.update((node.name, choice) for choice in offered if choice.outward == batch[node.name])
+    return sent
 
 
 def _named(graph: Graph, sent: Mapping[str, Choice]) -> set[str]:
     """Return the values that rows name, such as experts' weights, and leaves, views and casts that lead only there."""
-    found = set[str]()
+    names = set[str]()
     for node in reversed(graph.nodes):
         readers = [graph.by_name[name] for name in graph.users[node.name]]
         leads = node.op in ("parameter", "cast") or (node.row is not None and node.row.aliases)
-        if leads and readers and all(r.name in found or _reads_as_named(r, node.name, sent) for r in readers):
-            found.add(node.name)
-    return found
+        if leads and readers and all(r.name in names or _reads_as_named(r, node.name, sent) for r in readers):
+            names.add(node.name)
+    return names
 
 
 def _reads_as_named(reader: Node, name: str, sent: Mapping[str, Choice]) -> bool:
@@ -209,18 +209,18 @@ def _reads_as_named(reader: Node, name: str, sent: Mapping[str, Choice]) -> bool
 
 def _sending(graph: Graph, name: str, choice: Choice, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:
     """Return the axes along which an operator's rows are sent: the first expert axes that together divide it."""
-    signature, found = graph.signature(graph.by_name[name]), list[int]()
+    signature, axes = graph.signature(graph.by_name[name]), list[int]()
     for axis, role in enumerate(roles):
-        own = [*found, axis]
-        if role == EXPERT and indivisible(signature, [choice] * len(own), [sizes[a] for a in own]) is None:
-            found = own
-    return found
+        longer = [*axes, axis]
+        if role == EXPERT and indivisible(signature, [choice] * len(longer), [sizes[a] for a in longer]) is None:
+            axes = longer
+    return axes
 
 
 @lru_cache(maxsize=16)
 def penalties(graph: Graph) -> frozenset[str]:
     """Return the operators that make single numbers of parameters without examples; they may run where slices lie."""
-    found, constant = set[str](), constant_nodes(graph)
+    names, constant = set[str](), constant_nodes(graph)
     of_examples = {leaf.name for leaf in graph.leaves("input") if graph.types[leaf.name].shape}
     for node in graph.nodes:
         if not of_examples.isdisjoint(node.inputs):
@@ -229,10 +229,10 @@ def penalties(graph: Graph) -> frozenset[str]:
         users = graph.users[node.name]
         single = graph.types[node.name].num_elements == 1
         if not (node.is_leaf or node.name in of_examples or node.name in constant) and (
-            single or found.issuperset(users)
+            single or names.issuperset(users)
         ):
-            found.add(node.name)
-    return frozenset(found)
+            names.add(node.name)
+    return frozenset(names)
 
 
 def weight_factors(graph: Graph, node: Node, batch: Choice | None) -> list[tuple[str, int]]:

@@ -20,15 +20,15 @@ def rings(graph: Graph, context: Mapping[str, Choice]) -> Mapping[str, list[tupl
 
     `context`: by operator, the choice that splits the sequence. A size is what an axis has to divide.
     """
-    found = dict[str, list[tuple[Choice, int]]]()
+    by_name = dict[str, list[tuple[Choice, int]]]()
     for name, choice in context.items():
         node = graph.by_name[name]
         if node.row is not None and node.row.travels:
             signature = graph.signature(node)
             sizes = {f.name: f.size for f in signature.factors}
-            own = (ring for ring in Ring.offered(node.row, signature) if ring.outward == choice)
-            found[name] = [(ring, gcd(*(sizes[factor] for factor in ring.factors))) for ring in own]
-    return found
+            offered = (ring for ring in Ring.offered(node.row, signature) if ring.outward == choice)
+            by_name[name] = [(ring, gcd(*(sizes[factor] for factor in ring.factors))) for ring in offered]
+    return by_name
 
 
 def num_rings(graph: Graph) -> int:

@@ -137,7 +137,7 @@ def staged_spaces(num_devices: int, pipeline: Pipeline) -> list[Space]:
 def staged_by_hand(cluster: Cluster, pipeline: Pipeline) -> list[Space]:
     """Return plans as Megatron-LM is run: in every stage, ZeRO-1 among groups of tensor parallelism in one machine."""
     devices, machine = cluster.num_devices // pipeline.stages, machine_size(cluster)
-    found = list[Space]()
+    spaces = list[Space]()
     for tensor in [1, *degrees(devices)] if devices > 1 else [1]:
         if tensor > machine:
             break
@@ -146,8 +146,8 @@ def staged_by_hand(cluster: Cluster, pipeline: Pipeline) -> list[Space]:
         names, words, roles, sizes = zip(*axes, strict=True)
         split = [f"{word} {size}" for word, size in zip(words, sizes, strict=True) if size > 1]
         name = " x ".join([*split, str(pipeline)])
-        found.append(Space(name, Mesh(names, sizes), roles, ("zero-1",), pipeline=pipeline))
-    return found
+        spaces.append(Space(name, Mesh(names, sizes), roles, ("zero-1",), pipeline=pipeline))
+    return spaces
 
 
 def _serves(mesh: Mesh, pipeline: Pipeline) -> bool:
@@ -210,9 +210,10 @@ def _alone(cluster: Cluster) -> list[Space]:
 def _beside_data(cluster: Cluster, axis: str, role: str) -> list[Space]:
     """Return spaces of groups in one machine, of each degree, with ZeRO-1 data parallelism among them."""
     n = cluster.num_devices
-    found = [degree for degree in degrees(n)[:-1] if degree <= machine_size(cluster)]
+    fitting = [degree for degree in degrees(n)[:-1] if degree <= machine_size(cluster)]
     return [
-        Space(f"data {n // k} x {role} {k}", Mesh(("dp", axis), (n // k, k)), (ZERO, role), ("zero-1",)) for k in found
+        Space(f"data {n // k} x {role} {k}", Mesh(("dp", axis), (n // k, k)), (ZERO, role), ("zero-1",))
+        for k in fitting
     ]
 
 
@@ -258,18 +259,18 @@ STRATEGIES = (
 def strategy(name: str) -> Strategy:
     """Return the strategy of this name. Raises a `PlanError` that lists the names."""
     plain = name.lower().replace("_", "-").replace(" ", "-")
-    for own in STRATEGIES:
-        if plain in own.names or plain == own.title.lower().replace(" ", "-"):
-            return own
-    listed = ", ".join("/".join(own.names) for own in STRATEGIES)
+    for each in STRATEGIES:
+        if plain in each.names or plain == each.title.lower().replace(" ", "-"):
+            return each
+    listed = ", ".join("/".join(each.names) for each in STRATEGIES)
     raise PlanError(f"unknown strategy {name!r}; choose one of {listed}")
 
 
 def baselines(cluster: Cluster) -> Iterator[list[Space]]:
     """Yield the plans that people choose by hand, each with the degrees that it is tried with."""
     ways = [*(strategy(name).spaces for name in ("ddp", "zero-3", "zero-2", "hybrid")), _alone]
-    found = [*(spaces(cluster) for spaces in ways), _beside_data(cluster, "tp", TENSOR)]
-    yield from filter(None, found)
+    lists = [*(spaces(cluster) for spaces in ways), _beside_data(cluster, "tp", TENSOR)]
+    yield from filter(None, lists)
 
 
 def sequence_baselines(cluster: Cluster, graph: Graph) -> Iterator[list[Space]]:
@@ -320,11 +321,11 @@ def microbatch_counts(size: int) -> list[int]:
 
     So a batch of 3 · 2ⁿ is cut into 3 · 2ᵏ too, which leaves 2ⁿ⁻ᵏ for the devices.
     """
-    found = [1]
+    counts = [1]
     for divisor in degrees(size) if size > 1 else []:
-        if 4 * found[-1] <= 3 * divisor and divisor <= MOST_MICROBATCHES:
-            found.append(divisor)
-    return found
+        if 4 * counts[-1] <= 3 * divisor and divisor <= MOST_MICROBATCHES:
+            counts.append(divisor)
+    return counts
 
 
 def divided(space: Space, counts: Sequence[int], size: int) -> list[int]:

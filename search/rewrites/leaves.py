@@ -210,7 +210,7 @@ class LeafSearch:
 
         A step that does not pay at a place is not tried there again after other steps.
         """
-        (first, loses), again = cost(graph), self._makes_again(graph)
+        (first, loses), recomputes = cost(graph), self._makes_again(graph)
         best = _State(first, 0, (), graph, loses)
         seen, queue, costed = {signature(graph)}, [best], 0
         while queue:
@@ -223,7 +223,7 @@ class LeafSearch:
                 if next_step.place in current.vain or costed >= BUDGET:
                     continue
                 pays = self.promise.pays(current.graph, next_step.graph, loses=current.loses)
-                if not pays or (again and not self._makes_again(next_step.graph)):
+                if not pays or (recomputes and not self._makes_again(next_step.graph)):
                     vain.add(next_step.place)
                     continue
                 if (key := signature(next_step.graph)) in seen:

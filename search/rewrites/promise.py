@@ -42,7 +42,7 @@ class Promise:
         moved_s = sum(
             float(table.value[choices[i], choices[j]])
             for (i, j), table in problem.edges.items()
-            if (i, j) not in problem.beside
+            if (i, j) not in problem.overlapped
         )
         return work_s + moved_s - self.work_s(problem.graph) > _NOTABLE * work_s
 

@@ -111,7 +111,7 @@ class Rewriter:
         moved = (
             float(table.value[choices[i], choices[j]])
             for (i, j), table in problem.edges.items()
-            if (i in near or j in near) and (i, j) not in problem.beside
+            if (i in near or j in near) and (i, j) not in problem.overlapped
         )
         times = ((problem.time_s[v].value, choices[v]) for (_, name), v in problem.index.items() if name in inside)
         return sum(moved) + sum(float(time_s[choice] - time_s.min()) for time_s, choice in times)
@@ -148,7 +148,7 @@ class Rewriter:
                 execution,
                 (c.lifetimes,),
                 c.priced,
-                beside=prices.beside,
+                weight=prices.overlap_weight,
                 limits=c.limits,
                 near=prices.byte,
             )

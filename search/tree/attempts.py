@@ -218,8 +218,8 @@ class Queue(ABC):
         return attempt if fitted is None else replace(attempt, fitted=(fitted,))
 
     def _propose_beside(self, attempt: Attempt) -> None:
-        for name, beside in self.dimensions.items():
-            for way, about_s in beside(attempt):
+        for name, neighbours in self.dimensions.items():
+            for way, about_s in neighbours(attempt):
                 self.propose(way, about_s, name, attempt.way)
 
     def begin(self, able: Sequence[Space], spaces: Sequence[Space], modes: Sequence[RecomputeMode]) -> None:

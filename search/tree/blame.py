@@ -17,12 +17,12 @@ from shardwright.search.request.restrict import TENSOR
 from shardwright.search.tree.ways import Ways, folded
 
 
-def blamed(error: NoLayoutsError, graph: Graph, asked: SearchOptions, ways: Ways) -> PlanError:
+def blamed(error: NoLayoutsError, graph: Graph, options: SearchOptions, ways: Ways) -> PlanError:
     """Return the same error, with the request and, if it has several parts, those whose omission would give a plan."""
-    things = list(asked)
+    things = list(options)
     if not things:
         return error
-    lines = [str(error), f"asked for: {asked}", *_in_use(asked)]
+    lines = [str(error), f"asked for: {options}", *_in_use(options)]
     if len(things) > 1:
         omitted = "; ".join(words for words, rest in things if any(_has_layouts(graph, rest, ways)))
         lines.append(
@@ -31,9 +31,9 @@ def blamed(error: NoLayoutsError, graph: Graph, asked: SearchOptions, ways: Ways
     return NoLayoutsError("\n".join(lines))
 
 
-def _in_use(asked: SearchOptions) -> Iterator[str]:
+def _in_use(options: SearchOptions) -> Iterator[str]:
     """Yield what a pin of slices means, where no operator may be split so."""
-    pins = [pin for text in asked.pins for pin in parse(text)]
+    pins = [pin for text in options.pins for pin in parse(text)]
     if any(isinstance(pin, Bound) and (pin.what, pin.high) == (TENSOR, 1) for pin in pins):
         for pin in pins:
             if isinstance(pin, LayoutPin) and pin.kept == "sharded":
@@ -43,11 +43,11 @@ def _in_use(asked: SearchOptions) -> Iterator[str]:
                 )
 
 
-def _has_layouts(graph: Graph, asked: SearchOptions, ways: Ways) -> Iterator[bool]:
+def _has_layouts(graph: Graph, options: SearchOptions, ways: Ways) -> Iterator[bool]:
     """Yield, for every space of the request, whether it has layouts in the fewest microbatches, with any memory."""
     solver = ways.solver
     try:
-        pins = Pins.of(graph, solver.cluster, asked)
+        pins = Pins.of(graph, solver.cluster, options)
     except PlanError:
         return
     same, execution = folded(graph, pins), ways.execution

@@ -14,27 +14,27 @@ from shardwright.search.request.encodings import Allowed, combinations
 from shardwright.search.tree.pieces import run_with
 
 
-def encoded(solver: Solver, found: Candidate, of: Allowed | None) -> Candidate:
+def encoded(solver: Solver, candidate: Candidate, of: Allowed | None) -> Candidate:
     """Return a plan of the whole graph that sends what is allowed: the most exact of those that are as good as fastest.
 
     None: it sends what it does.
     """
     if of is None:
-        return found
-    tried = [run_with(solver, found, encodings=own) for own in most_exact_first(of)]
-    best = min(tried, key=lambda own: (not own.fits, own.prediction.step_s))
+        return candidate
+    tried = [run_with(solver, candidate, encodings=encodings) for encodings in most_exact_first(of)]
+    best = min(tried, key=lambda one: (not one.fits, one.prediction.step_s))
     most_s = best.prediction.step_s * (1 + WORTH_ENCODING)
-    return next(own for own in tried if own.fits == best.fits and own.prediction.step_s <= most_s)
+    return next(one for one in tried if one.fits == best.fits and one.prediction.step_s <= most_s)
 
 
 def most_exact_first(of: Allowed) -> list[Encodings]:
     """Return the ways to send that are allowed."""
-    return sorted(combinations(of), key=lambda own: (sum(ENCODINGS[name].bound for _, name in own), own))
+    return sorted(combinations(of), key=lambda pairs: (sum(ENCODINGS[name].bound for _, name in pairs), pairs))
 
 
 def extremes(of: Allowed | None) -> Sequence[Encodings]:
     """Return the ways to send for which layouts are searched: in most bytes, and in fewest."""
     if of is None:
         return ((),)
-    ways = sorted(combinations(of), key=lambda own: -sum(32 - ENCODINGS[name].bits for _, name in own))
+    ways = sorted(combinations(of), key=lambda pairs: -sum(32 - ENCODINGS[name].bits for _, name in pairs))
     return list(dict.fromkeys((ways[-1], ways[0])))

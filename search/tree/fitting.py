@@ -90,8 +90,8 @@ class Fitter:
 
     def _is_able(self, candidate: Candidate) -> bool:
         """Return whether the parameters, gradients and moments of a plan leave room."""
-        own = candidate.prediction
-        return not self.solver.excess_bytes(own.memory.stored_bytes, own.device_bytes)
+        prediction = candidate.prediction
+        return not self.solver.excess_bytes(prediction.memory.stored_bytes, prediction.device_bytes)
 
     def is_far(self, candidate: Candidate) -> bool:
         """Return whether a plan that recomputes and gathers everything again is far from fitting.
@@ -112,7 +112,7 @@ class Fitter:
         leaves = {leaf.name for leaf in candidate.graph.leaves("parameter")}
         graph = with_lifetimes(candidate.graph, {k: v for k, v in keeping.lifetimes.items() if k in leaves})
         run, repeats = self._run(candidate, keeping), self.folded.repeats if candidate.folded else {}
-        told = self.expanded(keeping) if candidate.folded else keeping
+        chosen = self.expanded(keeping) if candidate.folded else keeping
         try:
             prediction = self.solver.predicted(graph, run, repeats)
         except PlanError:  # the graph was rewritten, and lacks some of what is to be made again
@@ -121,10 +121,10 @@ class Fitter:
         return replace(
             candidate,
             graph=graph,
-            execution=self._run(candidate, told) if candidate.folded else run,
+            execution=self._run(candidate, chosen) if candidate.folded else run,
             prediction=prediction,
             fits=self.solver.fits(prediction),
-            lifetimes=tuple(told.lifetimes.items()),
+            lifetimes=tuple(chosen.lifetimes.items()),
         )
 
     def by_value(self, candidate: Candidate) -> bool:
@@ -150,9 +150,9 @@ def may_keep_more(candidate: Candidate) -> bool:
 
 def kept_s(candidate: Candidate) -> float:
     """Return an estimate of the step, or less, with everything kept: compute then waits for no gathers."""
-    mode, own = candidate.execution.recompute, candidate.prediction
-    kept = own.step_s * (WITHOUT[mode] if isinstance(mode, str) else 1.0)
-    return kept - own.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept
+    mode, prediction = candidate.execution.recompute, candidate.prediction
+    kept_time_s = prediction.step_s * (WITHOUT[mode] if isinstance(mode, str) else 1.0)
+    return kept_time_s - prediction.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept_time_s
 
 
 class Walk:
@@ -169,20 +169,20 @@ class Walk:
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
         self.num_blocks = sum(len(fitter.blocks.get(block, (block,))) for block in blocks_of(candidate.graph))
         self.problems = [self._problem(share) for share in _exposed(candidate)]
-        kept = self.problems[0].solve(0.0)
-        self.most = self.fitted(kept) if self._may_fit(kept) else None
+        solved = self.problems[0].solve(0.0)
+        self.most = self.fitted(solved) if self._may_fit(solved) else None
 
     def _problem(self, exposed: float, host: float | None = None) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
         zeros = different(self.fitter.zeros, self.candidate.mesh)
         return KeepingProblem(self.steps, times, exposed, zeros, values=self.values, host=host)
 
-    def _may_fit(self, kept: Kept) -> bool:
+    def _may_fit(self, solved: Kept) -> bool:
         limit_bytes = self.fitter.solver.limit_of(self.candidate.prediction.device_bytes)
-        return kept.num_bytes <= NEARLY * limit_bytes
+        return solved.num_bytes <= NEARLY * limit_bytes
 
-    def fitted(self, kept: Kept) -> Fitted:
-        return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
+    def fitted(self, solved: Kept) -> Fitted:
+        return Fitted(self.fitter.judged(self.candidate, solved.keeping), self.fitter.expanded(solved.keeping))
 
     def run(self, best_s: float) -> Fitted | None:
         """Return the best plan that fits, or None. A plan that does not come near `best_s` is not followed further.
@@ -202,13 +202,13 @@ class Walk:
             yield from (self._problem(share, host) for host in HIDDEN_COPIES for share in _exposed(self.candidate)[:1])
 
     def _best(self, problems: Iterable[KeepingProblem], best_s: float) -> Fitted | None:
-        found, limit_bytes = list[Fitted](), self.fitter.solver.limit_bytes
+        fitted_plans, limit_bytes = list[Fitted](), self.fitter.solver.limit_bytes
         for problem in problems:
             if (fitted := self._along(problem, best_s)) is not None:
-                found.append(fitted)
+                fitted_plans.append(fitted)
                 if fitted.mixed_s(limit_bytes) >= best_s:
                     break
-        return min(found, key=lambda f: (not f.candidate.fits, f.mixed_s(limit_bytes)), default=None)
+        return min(fitted_plans, key=lambda f: (not f.candidate.fits, f.mixed_s(limit_bytes)), default=None)
 
     def _along(self, problem: KeepingProblem, best_s: float) -> Fitted | None:
         """Judge by the timeline what may fit, and the plan that keeps nothing only where its fit is in question.
@@ -253,8 +253,8 @@ class Walk:
 def _exposed(candidate: Candidate) -> Sequence[float]:
     """Return the shares of communication that count: the exposed one now; and all, as recomputation hides much."""
     p = candidate.prediction
-    own = min(1.0, p.exposed_s / p.communication_s) if p.communication_s else 0.0
-    return (own,) if p.communication_s < MUCH_SENT * p.step_s else (own, 1.0)
+    share = min(1.0, p.exposed_s / p.communication_s) if p.communication_s else 0.0
+    return (share,) if p.communication_s < MUCH_SENT * p.step_s else (share, 1.0)
 
 
 def by_block(fitter: Fitter, fitted: Fitted, whole: Candidate, best_s: float = inf) -> Iterator[Candidate]:

@@ -44,18 +44,18 @@ def asked_for(cluster: Cluster, mesh: Mesh | None, stages: tuple[int, ...] = ())
 
     Raises `PlanError` where there is no such part.
     """
-    own = sum(stages) if mesh is None or stages else mesh.num_devices
+    num_asked = sum(stages) if mesh is None or stages else mesh.num_devices
     what = f"stages={list(stages)}" if stages else f"mesh {mesh}"
-    part, total = smaller_cluster(cluster, own), cluster.num_devices
+    part, total = smaller_cluster(cluster, num_asked), cluster.num_devices
     if part is None:
         sizes = " × ".join(str(level.size) for level in reversed(cluster.levels))
         raise PlanError(
-            f"{what} {'have' if stages else 'has'} {own} devices: of cluster {cluster.name} ({sizes}), no equal shares "
-            f"of its units have so many; choose {'stages' if stages else 'a mesh'} of {total} devices, or of as many "
-            "on each of some units"
+            f"{what} {'have' if stages else 'has'} {num_asked} devices: of cluster {cluster.name} ({sizes}), no equal "
+            f"shares of its units have so many; choose {'stages' if stages else 'a mesh'} of {total} devices, or of "
+            "as many on each of some units"
         )
-    asked = f"stages of {own} devices were asked for" if stages else f"a mesh of {own} was asked for"
-    return part, Idle(cluster.name, total - own, asked)
+    reason = f"stages of {num_asked} devices were asked for" if stages else f"a mesh of {num_asked} was asked for"
+    return part, Idle(cluster.name, total - num_asked, reason)
 
 
 def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: CertifiedSplits,
@@ -99,11 +99,11 @@ def _with_reason(best: Plan, plan: Plan, size: int, whole: Cluster) -> Plan:
     """Return the plan with the reason for idle devices, and with the plan for all devices among its alternatives."""
     took = f"a step takes {plan.prediction.step_s / best.prediction.step_s:.2g} times as long"
     why = f"{_among(size, whole)}, and on all of them {took if _fits(plan) else 'no plan fits'}"
-    beside = Alternative(
+    alternative = Alternative(
         f"search on {plan.mesh}", plan.mesh, plan.prediction, _fits(plan), plan.execution, most_frequent(plan.graph)
     )
     idle = Idle(whole.name, whole.num_devices - best.cluster.num_devices, why)
-    return replace(best, idle=idle, alternatives=(*best.alternatives, beside))
+    return replace(best, idle=idle, alternatives=(*best.alternatives, alternative))
 
 
 def _among(size: int, cluster: Cluster) -> str:

@@ -88,9 +88,9 @@ class Meshes(Queue):
 
     def floor_s(self, way: Way) -> float:
         """Return the floor with everything kept that may be, and a little for what there is no room for."""
-        kept = way._replace(mode=self.modes[0])
-        crowding = self.ways.crowding(kept) if len(self.ways.modes) > 1 else 0.0
-        return self.ways.floor_s(kept) * (1 + MADE_AGAIN * (1 - 1 / max(1.0, crowding)))
+        without_recompute = way._replace(mode=self.modes[0])
+        crowding = self.ways.crowding(without_recompute) if len(self.ways.modes) > 1 else 0.0
+        return self.ways.floor_s(without_recompute) * (1 + MADE_AGAIN * (1 - 1 / max(1.0, crowding)))
 
     def about_s(self, attempt: Attempt, floor_s: float) -> float:
         """Fewer microbatches save at most the difference of the floors; on another mesh, floors are no bounds."""

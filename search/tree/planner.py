@@ -136,16 +136,16 @@ class Planner:
         options = SearchOptions.of(**words)
         start, stop = time.perf_counter(), Stop(options.time_limit_s)
         graph.check_loss()
-        asked, mesh = replace(options, time_limit_s=None), options.mesh
+        request, mesh = replace(options, time_limit_s=None), options.mesh
 
         def planned(cluster: Cluster) -> Plan:
-            return self._plan(self._solver(cluster), graph, model, asked, spaces, compared, stop, by_hand=by_hand)
+            return self._plan(self._solver(cluster), graph, model, request, spaces, compared, stop, by_hand=by_hand)
 
-        given = mesh is not None or spaces is not None or asked.stages not in (None, 1, "auto")
-        if isinstance(asked.stages, tuple) and sum(asked.stages) < self.cluster.num_devices:
-            part, idle = asked_for(self.cluster, mesh, asked.stages)
+        given = mesh is not None or spaces is not None or request.stages not in (None, 1, "auto")
+        if isinstance(request.stages, tuple) and sum(request.stages) < self.cluster.num_devices:
+            part, idle = asked_for(self.cluster, mesh, request.stages)
             return replace(planned(part), idle=idle)
-        if mesh is not None and mesh.num_devices < self.cluster.num_devices and asked.stages in (None, 1):
+        if mesh is not None and mesh.num_devices < self.cluster.num_devices and request.stages in (None, 1):
             part, idle = asked_for(self.cluster, mesh)
             return replace(planned(part), idle=idle)
         try:
@@ -165,23 +165,23 @@ class Planner:
         """Return a solver for a cluster; that for the planner's own knows what it has solved."""
         return self.solver if cluster == self.cluster else Solver(cluster, self.certified)
 
-    def _pins(self, cluster: Cluster, graph: Graph, asked: SearchOptions, spaces: Sequence[Space] | None) -> Pins:
+    def _pins(self, cluster: Cluster, graph: Graph, options: SearchOptions, spaces: Sequence[Space] | None) -> Pins:
         """Return the checked request, without pipeline stages where the graph does not run in them."""
-        kept = Pins.of(graph, cluster, asked, spaces)
-        if not kept.staged or (problem := not_run(graph, self.execution.base)) is None:
-            return kept
-        if not kept.spaces:
+        pins = Pins.of(graph, cluster, options, spaces)
+        if not pins.staged or (problem := not_run(graph, self.execution.base)) is None:
+            return pins
+        if not pins.spaces:
             raise PlanError(problem)
-        return replace(kept, staged={})
+        return replace(pins, staged={})
 
     def _plan(
-        self, solver: Solver, graph: Graph, model: str, asked: SearchOptions, spaces: Sequence[Space] | None,
+        self, solver: Solver, graph: Graph, model: str, options: SearchOptions, spaces: Sequence[Space] | None,
         compared: bool, stop: Stop, *, by_hand: bool = False,
     ) -> Plan:  # fmt: skip
         """Return the best plan on all devices of the solver's cluster."""
-        pins = self._pins(solver.cluster, graph, asked, spaces)
+        pins = self._pins(solver.cluster, graph, options, spaces)
         zeros = pins.spaces[0].zeros if spaces is not None and pins.spaces else ZEROS
-        run = replace(self.execution, offload=asked.offload or "none")
+        run = replace(self.execution, offload=options.offload or "none")
         search = Search(
             solver, graph, run, pins, self.rules, self.progress, stop, zeros=zeros, compared=compared, by_hand=by_hand
         )

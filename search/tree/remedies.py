@@ -52,7 +52,7 @@ def remedies(graph: Graph, best: Candidate, ways: Ways) -> tuple[Remedy, ...]:
         _without_pins(best, ways), _more_devices(graph, solver, pins, ways), _smaller_batch(ways),
         _offload(best, solver), _states_on_host(best, ways),
     )  # fmt: skip
-    return tuple(sorted((found for change in changes for found in change), key=lambda remedy: remedy.step_s))
+    return tuple(sorted((remedy for change in changes for remedy in change), key=lambda remedy: remedy.step_s))
 
 
 def _without_pins(best: Candidate, ways: Ways) -> Iterator[Remedy]:
@@ -78,9 +78,9 @@ def _more_devices(graph: Graph, solver: Solver, pins: Pins, ways: Ways) -> Itera
         larger = _larger(solver.cluster, times)
         if larger is None:
             return
-        found = _by_hand(graph, larger, solver.certified, pins, ways)
-        if found is not None:
-            yield Remedy(f"{larger.num_devices} devices", found.prediction.step_s)
+        candidate = _by_hand(graph, larger, solver.certified, pins, ways)
+        if candidate is not None:
+            yield Remedy(f"{larger.num_devices} devices", candidate.prediction.step_s)
             return
 
 
@@ -98,7 +98,7 @@ def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: P
     if pins.memory_bytes is not None:
         solver = solver.within(pins.memory_bytes)
     ways = Ways(solver, graph, like.execution, pins, lambda message: None)
-    return next((found for found in by_people(ways, able=True) if found.fits), None)
+    return next((candidate for candidate in by_people(ways, able=True) if candidate.fits), None)
 
 
 def _smaller_batch(ways: Ways) -> Iterator[Remedy]:
@@ -108,11 +108,11 @@ def _smaller_batch(ways: Ways) -> Iterator[Remedy]:
         mesh = over_time(Mesh(("dp",), (n,)), count)
         for mode in ways.modes:
             execution = replace(ways.execution, recompute=mode)
-            found = _solved(ways, mesh, execution)
-            if found is None:
+            solved = _solved(ways, mesh, execution)
+            if solved is None:
                 continue
-            if ways.solver.fits(found.prediction) and size // count % n == 0:
-                yield Remedy(f"a batch of {size // count} in place of {size}", found.prediction.step_s / count)
+            if ways.solver.fits(solved.prediction) and size // count % n == 0:
+                yield Remedy(f"a batch of {size // count} in place of {size}", solved.prediction.step_s / count)
                 return
 
 
@@ -172,7 +172,7 @@ def cheapest(candidate: Candidate, ways: Ways, larger: _Larger) -> str:
     needed_bytes = ceil(candidate.prediction.memory.total_bytes / SAFE_SHARE)
     is_near = needed_bytes <= _MOST_TIMES * candidate.prediction.device_bytes
     return next(
-        (found for change in changes for found in change), f"on devices of {said(needed_bytes)}" if is_near else ""
+        (text for change in changes for text in change), f"on devices of {said(needed_bytes)}" if is_near else ""
     )
 
 
@@ -199,8 +199,8 @@ def _in_microbatches(c: Candidate, ways: Ways) -> Iterator[str]:
     degree, devices = _data_degree(c), _devices(c)
     counts = [n for n in microbatch_counts(ways.pins.size) if ways.pins.size // n % degree == 0]
     if counts and counts[-1] > c.mesh.num_microbatches:
-        found = _on_another_mesh(c, ways.solver, ways, over_time(devices, counts[-1]))
-        if found is not None and found.fits:
+        candidate = _on_another_mesh(c, ways.solver, ways, over_time(devices, counts[-1]))
+        if candidate is not None and candidate.fits:
             yield f"in {counts[-1]} microbatches"
 
 
@@ -248,8 +248,8 @@ class _Larger:
                 return
             devices = _devices(c)
             wider = Mesh(devices.names, (times * devices.sizes[0], *devices.sizes[1:]))
-            found = _on_another_mesh(c, solver, self.ways, over_time(wider, c.mesh.num_microbatches))
-            if found is not None and found.fits:
+            candidate = _on_another_mesh(c, solver, self.ways, over_time(wider, c.mesh.num_microbatches))
+            if candidate is not None and candidate.fits:
                 yield f"on {solver.cluster.num_devices} devices"
 
     def _least_bytes(self, c: Candidate, times: int) -> float:
@@ -273,10 +273,10 @@ def _on_another_mesh(c: Candidate, solver: Solver, ways: Ways, mesh: Mesh) -> Ca
     """Return a plan with the same roles, run in the same way, on another mesh, or None where there is none."""
     with suppress(PlanError):
         run = c.execution.scheduled(split=(), recompute_by_stage=())
-        found = solver.solve(ways.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
+        solved = solver.solve(ways.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
         if mesh.num_microbatches > 1:
-            check_time(found.graph, found.execution)
-        return found
+            check_time(solved.graph, solved.execution)
+        return solved
     return None
 
 

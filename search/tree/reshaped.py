@@ -101,7 +101,8 @@ def best_together(
             continue
         try:
             plans = [
-                own if own is stored_as else reshaped(stored_as, graph, certified, rules) for own, graph, _ in shapes
+                stored if stored is stored_as else reshaped(stored_as, graph, certified, rules)
+                for stored, graph, _ in shapes
             ]
         except PlanError as error:
             refused.append(error)
@@ -176,8 +177,8 @@ def _shared(plan: Plan) -> tuple[int, set[str]]:
         if node.is_parallel and node.inputs[0] in source:
             source[node.name] = source[node.inputs[0]]
         layouts = graph.types[node.name].layouts if node.name in source else ()
-        if own := [i for i, x in enumerate(layouts) if x.is_shard and x.dim == 0]:
-            axes.update(own)
+        if sharding := [i for i, x in enumerate(layouts) if x.is_shard and x.dim == 0]:
+            axes.update(sharding)
             inputs.add(source[node.name])
     return prod(mesh.sizes[axis] for axis in axes if mesh.names[axis] != TIME), inputs
 
@@ -236,7 +237,7 @@ def _runs(plan: Plan, graph: Graph) -> list[Execution]:
     runs = [run]
     if not isinstance(run.recompute, str):
         runs += [replace(run, recompute=mode) for mode in ("full", "none")]
-    return runs if isinstance(run.offload, str) else [*runs, *(replace(own, offload="none") for own in runs)]
+    return runs if isinstance(run.offload, str) else [*runs, *(replace(run, offload="none") for run in runs)]
 
 
 def _split(plan: Plan, graph: Graph) -> tuple[int, ...]:
@@ -277,5 +278,7 @@ def _laid_out(plan: Plan, graph: Graph, count: int, run: Execution, solver: Solv
 def _folded(graph: Graph, run: Execution, limits: Limits) -> Folded:
     """Return the graph with equal blocks folded, where all of them are run and stored alike."""
     folded = fold(graph)
-    apart = not isinstance(run.recompute, str) or run.schedule.num_stages > 1 or limits.tell_apart(graph, folded.alike)
-    return Folded(graph) if apart else folded
+    unfolded = (
+        not isinstance(run.recompute, str) or run.schedule.num_stages > 1 or limits.tell_apart(graph, folded.alike)
+    )
+    return Folded(graph) if unfolded else folded

@@ -224,13 +224,13 @@ class Search:
 
     def _sent(self, finished: _Finished) -> tuple[Identity, Candidate]:
         """Return how the plan was run, and the plan with what it sends encoded and in pieces."""
-        asked, phases, solver = self.pins.asked, self.phases, self.solver
+        options, phases, solver = self.pins.asked, self.phases, self.solver
         with phases.timed("encodings"):
-            best = encoded(solver, finished.best, asked.encodings)
+            best = encoded(solver, finished.best, options.encodings)
         with phases.timed("pieces"):
-            cut = in_pieces(solver, best, asked.pieces if asked.pieces or not self.stop.reached else 1)
+            cut = in_pieces(solver, best, options.pieces if options.pieces or not self.stop.reached else 1)
             rivals = (c for c in finished.whole.values() if c.execution.encodings == cut.execution.encodings)
-            others = self.stop.within(rivals_in_pieces(solver, cut, rivals, asked.pieces))
+            others = self.stop.within(rivals_in_pieces(solver, cut, rivals, options.pieces))
             return min([(finished.chosen, cut), *others], key=lambda run: rank(run[1]))
 
     # ---- the report ----
@@ -241,7 +241,7 @@ class Search:
         with self.phases.timed("bound"):
             last, rivals = stop.last(), attempted.searched if self.pins.guided else costed
             self.solver.until(last.check)
-            bounds_s = last.within(self._bound_s(best, own) for own in (rivals,))
+            bounds_s = last.within(self._bound_s(best, rival) for rival in (rivals,))
             bound_s = next(bounds_s, ways.ideal_s(ways.modes[0]))
         return SearchReport(
             self.phases.seconds,
@@ -263,8 +263,8 @@ class Search:
         """
         mode = best.execution.recompute
         many = best.mesh.num_microbatches
-        again = mode if isinstance(mode, str) else "none"
-        execution = replace(best.execution, recompute=again, offload=self.ways.execution.offload)
+        recompute = mode if isinstance(mode, str) else "none"
+        execution = replace(best.execution, recompute=recompute, offload=self.ways.execution.offload)
         steps_s = [
             c.prediction.step_s
             for c in (best, *costed)
@@ -289,10 +289,10 @@ def _ran(attempts: Iterable[object]) -> None:
 
 def _likeliest(ways: Ways) -> list[Way]:
     """Return the best way of each space that was solved, if it fits: the search goes on from plans by hand."""
-    found = dict[Space, Way]()
+    by_space = dict[Space, Way]()
     for way in sorted((way for way, c in ways.known.items() if c.fits), key=lambda way: rank(ways.known[way])):
-        found.setdefault(way.space, way)
-    return list(found.values())
+        by_space.setdefault(way.space, way)
+    return list(by_space.values())
 
 
 def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> float:

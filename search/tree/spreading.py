@@ -53,7 +53,7 @@ def spread_out(
             best, chosen = measure, run
         if run.schedule.chunks_per_stage > 1 or (fits and not modes):
             break
-        free_bytes = [free + own for free, own in zip(room, programs.sections_bytes(run), strict=True)]
+        free_bytes = [free + used for free, used in zip(room, programs.sections_bytes(run), strict=True)]
         try:
             following = programs.spread(run, free_bytes, modes)
         except PlanError:
@@ -75,15 +75,15 @@ def said_by_block(solver: Solver, candidate: Candidate) -> Candidate:
         return candidate
     parts = sections(Operations(graph), {}, by_block=True)
     able = {mode: _blocks_with(graph, mode) for mode in dict.fromkeys(modes)}
-    own = dict[str, Recompute]()
+    modes_of_blocks = dict[str, Recompute]()
     for virtual, share in enumerate(spread(parts, run.schedule.split)):
         for number, _ in share:
-            own[parts[number].name] = modes[virtual % run.schedule.num_stages]
+            modes_of_blocks[parts[number].name] = modes[virtual % run.schedule.num_stages]
 
     def said(rest: Recompute) -> Candidate:
-        own[""] = rest
-        again = dict[str, BlockRecompute](item for item in own.items() if item[0] in able[item[1]])
-        execution = replace(run.scheduled(recompute_by_stage=()), recompute=Keeping(again).recompute)
+        modes_of_blocks[""] = rest
+        recompute = dict[str, BlockRecompute](item for item in modes_of_blocks.items() if item[0] in able[item[1]])
+        execution = replace(run.scheduled(recompute_by_stage=()), recompute=Keeping(recompute).recompute)
         prediction = solver.predicted(graph, execution, {})
         return replace(candidate, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
@@ -100,12 +100,14 @@ def stored_by_stage(solver: Solver, candidate: Candidate, zeros: Sequence[Zero] 
     run, graph, stages = candidate.execution, candidate.graph, candidate.execution.schedule.num_stages
     if stages == 1 or not candidate.fits:
         return candidate
-    own = lifetimes(graph)
-    held = [{leaf for _, leaf in stage.held} & own.keys() for stage in solver.programs(graph, {}).program(run).stages]
+    stored = lifetimes(graph)
+    held = [
+        {leaf for _, leaf in stage.held} & stored.keys() for stage in solver.programs(graph, {}).program(run).stages
+    ]
     alone = {leaf for leaf, times in Counter(chain.from_iterable(held)).items() if times == 1}
     limits, given = solver.stage_limits(run, candidate.mesh), dict[int, dict[str, Zero]]()
     for zero in different(zeros, candidate.mesh):
-        longer: dict[str, Zero] = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
+        longer: dict[str, Zero] = {leaf: zero for leaf in alone if ZEROS.index(stored[leaf]) > ZEROS.index(zero)}
         if not longer or len(given) == stages:
             break
         program = solver.programs(with_lifetimes(graph, longer), {}).program(run)
@@ -115,8 +117,8 @@ def stored_by_stage(solver: Solver, candidate: Candidate, zeros: Sequence[Zero] 
     if not any(given.values()):
         return candidate
     changed = with_lifetimes(graph, dict[str, Zero](chain.from_iterable(each.items() for each in given.values())))
-    prediction, told = solver.predicted(changed, run, {}), tuple(lifetimes(changed).items())
-    better = replace(candidate, graph=changed, prediction=prediction, fits=solver.fits(prediction), lifetimes=told)
+    prediction, stored_as = solver.predicted(changed, run, {}), tuple(lifetimes(changed).items())
+    better = replace(candidate, graph=changed, prediction=prediction, fits=solver.fits(prediction), lifetimes=stored_as)
     return min(candidate, better, key=rank)
 
 
@@ -145,9 +147,9 @@ def in_pieces(graph: Graph, stages: Stages) -> Graph:
 
     def moved(op: str, name: str, made: str, way: Sequence[tuple[str, int]], source: Source) -> str:
         for axis, dim in way:
-            own = f"{made}_{axis}"
-            nodes.append(Node(own, op, (name,), make_attrs(axis=axis, dim=dim, blocks=1), (), source))
-            name = own
+            moved_name = f"{made}_{axis}"
+            nodes.append(Node(moved_name, op, (name,), make_attrs(axis=axis, dim=dim, blocks=1), (), source))
+            name = moved_name
         return name
 
     pieces = dict[str, str]()

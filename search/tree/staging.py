@@ -313,12 +313,12 @@ class Stages(_Staged):
             most_s = near * self.fastest_s
             if kept_s(plan) * (1.0 if is_best else ratio) >= most_s or (self.fastest_s < inf and fitter.is_far(plan)):
                 continue
-            kept = fitter.fitted(plan, most_s)
-            step_s = most_s if kept is None else kept.mixed_s(self.limit_bytes)
+            fitted_plan = fitter.fitted(plan, most_s)
+            step_s = most_s if fitted_plan is None else fitted_plan.mixed_s(self.limit_bytes)
             ratio = max(1.0, ALIKE * step_s / kept_s(plan)) if 0 < kept_s(plan) < inf > step_s else ratio
-            if kept is not None:
-                fitted.append(kept)
-                self._count([step_s] if kept.candidate.fits else [])
+            if fitted_plan is not None:
+                fitted.append(fitted_plan)
+                self._count([step_s] if fitted_plan.candidate.fits else [])
         return replace(attempt, plans=tuple(plans), fitted=tuple(fitted))
 
     def _spread(self, candidate: Candidate, rival: Candidate) -> Candidate:
@@ -395,8 +395,8 @@ class StagesByHand(_Staged):
     def __init__(self, ways: Ways, likely: Queue) -> None:
         """`likely`: what was tried freely; these have as many stages as what came near there."""
         super().__init__(ways, None, inf)
-        asked, cluster = self.orders.asked, ways.solver.cluster
-        plain = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1)
+        schedule, cluster = self.orders.asked, ways.solver.cluster
+        plain = Pipeline(1, schedule or "1f1b", 2 if schedule == "interleaved" else 1)
         near_s = BEHIND * min((attempt.about_s for attempt in likely.solved), default=inf)
         near = [attempt.way.space.pipeline for attempt in likely.solved if attempt.about_s <= near_s]
         self._solved = 0
@@ -439,8 +439,11 @@ class StagesByHand(_Staged):
         number = counts.index(way.many)
         for i in (number - 1, number + 1):
             if 0 <= i < len(counts):
-                beside = way._replace(many=counts[i])
-                yield beside, floor_s * min(1.0, self.orders.share(beside) / self.orders.share(way)) * (1 - LITTLE)
+                neighbour = way._replace(many=counts[i])
+                yield (
+                    neighbour,
+                    floor_s * min(1.0, self.orders.share(neighbour) / self.orders.share(way)) * (1 - LITTLE),
+                )
 
 
 def _is_far_too_large(candidate: Candidate, ways: Ways) -> bool:

@@ -148,7 +148,7 @@ class Ways:
     def least_layouts(self, way: Way) -> tuple[Problem, Solution]:
         """Return the problem and the layouts that the floor is of. Raises `NoLayoutsError` where there are none."""
         problem, eliminator = self.solver.problem(*self._longest(way))
-        return problem, eliminator.solve(problem, Prices(beside=self.solver.besides[-1]))
+        return problem, eliminator.solve(problem, Prices(overlap_weight=self.solver.besides[-1]))
 
     def crowding(self, way: Way) -> float:
         """Return `Solver.crowding`, or 0, which says nothing, where the longest lifetime has no layouts."""
@@ -206,17 +206,17 @@ class Ways:
             zeros = zeros[-1:]
         elif once:  # the floor's lifetime first
             zeros = list(dict.fromkeys((*different(space.zeros, mesh)[:1], *zeros)))
-        for priced, beside in product(zeros, self.solver.besides[-self.effort.layouts :]):
-            asked = self.folded, mesh, space.roles, execution, priced, space.limits
+        for priced, weight in product(zeros, self.solver.besides[-self.effort.layouts :]):
+            request = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
                 if best.fits == once:  # only a fitting plan is improved; once: one is enough
                     break
-                if priced != zeros[0] and beside != best.solved[2].beside:  # it was worse for the other lifetime
+                if priced != zeros[0] and weight != best.solved[2].overlap_weight:  # worse for the other lifetime
                     continue
-                if not self._may_gain(best, asked, way, beside):
+                if not self._may_gain(best, request, way, weight):
                     continue
             near = best.solved[2].byte if best is not None else 0.0
-            candidate = self._with_layouts(way, priced, beside, near)
+            candidate = self._with_layouts(way, priced, weight, near)
             best = candidate if best is None else min(best, candidate, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
             self._like[mode] = min(self._like.get(mode, inf), best.prediction.step_s if best.fits else inf)
@@ -227,11 +227,11 @@ class Ways:
         self.known[way] = best
         return best
 
-    def _with_layouts(self, way: Way, priced: Zero, beside: float, near: float = 0.0) -> Candidate:
+    def _with_layouts(self, way: Way, priced: Zero, weight: float, near: float = 0.0) -> Candidate:
         space = way.space
         return self.solver.solve(
             self.folded, over_time(space.mesh, way.many), space.roles, space.name,
-            space.run(self.execution, way.mode), space.zeros, priced, beside=beside, limits=space.limits, near=near,
+            space.run(self.execution, way.mode), space.zeros, priced, weight=weight, limits=space.limits, near=near,
         )  # fmt: skip
 
     def between(self, way: Way) -> Candidate:
@@ -239,35 +239,35 @@ class Ways:
 
         With few examples a step is short, and what is summed at its end is much of it. The least effort leaves it.
         """
-        best, beside = self.solved(way), prod(self.solver.besides) ** 0.5
+        best, weight = self.solved(way), prod(self.solver.besides) ** 0.5
         candidates = [best]
-        for priced in _priced(way.space.zeros, best.mesh) if beside < 1 and self.effort.layouts > 1 else ():
+        for priced in _priced(way.space.zeros, best.mesh) if weight < 1 and self.effort.layouts > 1 else ():
             with suppress(NoLayoutsError):
-                candidates.append(self._with_layouts(way, priced, beside))
+                candidates.append(self._with_layouts(way, priced, weight))
         return min(candidates, key=rank)
 
-    def _may_gain(self, best: Candidate, asked: _Asked, way: Way, beside: float) -> bool:
+    def _may_gain(self, best: Candidate, request: _Asked, way: Way, weight: float) -> bool:
         """Return whether layouts of another lifetime, or for another share of communication, may be faster.
 
         With stages, their floor alone decides: what stages send beside compute is often most of what a step waits for.
         """
         fastest_s = self._like.get(way.mode, inf)
-        rival_s = best.prediction.step_s if beside == 1 else fastest_s
+        rival_s = best.prediction.step_s if weight == 1 else fastest_s
         if way.space.pipeline.stages > 1:
             return UNTRIED * self.floor_s(way) < rival_s
         if best.prediction.step_s > OTHER_LAYOUTS * fastest_s:
             return False
-        return self.effort.is_least or self._expected_s(best, asked, beside) < rival_s * (1 - LITTLE)
+        return self.effort.is_least or self._expected_s(best, request, weight) < rival_s * (1 - LITTLE)
 
-    def _expected_s(self, candidate: Candidate, asked: _Asked, beside: float) -> float:
+    def _expected_s(self, candidate: Candidate, request: _Asked, weight: float) -> float:
         """Return an estimate of a plan's step with layouts of another lifetime, or share of communication.
 
         It is less by the share of the plan's sum that these save at most, if they keep no more than the plan does.
         """
-        problem, eliminator = self.solver.problem(*asked)
+        problem, eliminator = self.solver.problem(*request)
         _, solution, prices = candidate.solved
-        own_s, own_bytes = time_and_bytes(problem, solution, beside)
-        least_s = eliminator.solve(problem, Prices(prices.byte, beside)).bound - prices.byte * own_bytes
+        own_s, own_bytes = time_and_bytes(problem, solution, weight)
+        least_s = eliminator.solve(problem, Prices(prices.byte, weight)).bound - prices.byte * own_bytes
         return candidate.prediction.step_s * (least_s / own_s if 0 < own_s < inf else float(own_s == 0))
 
     # ---- bounds ----
@@ -358,6 +358,6 @@ def folded(graph: Graph, pins: Pins) -> Folded:
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:
     """Return the shortest and the longest lifetime, in the order in which they are likely to be the best."""
-    own = different(zeros, mesh)
-    ends = dict.fromkeys((own[0], own[-1]))
+    differing = different(zeros, mesh)
+    ends = dict.fromkeys((differing[0], differing[-1]))
     return list(ends) if mesh.num_microbatches > 1 else list(reversed(ends))

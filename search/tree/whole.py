@@ -36,9 +36,11 @@ class WholeGraph:
         whole = {c.identity: c for c in self.stop.within(self._with_all_blocks(ranked, mixed), needed=not mixed)}
         best = min([*mixed, *whole.values()], key=rank)
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            own = self.fitter
-            folded = Folded(self.rewriter.whole(best), effort=own.folded.effort)
-            fits = Fitter(own.solver, folded, values=own.values, zeros=own.zeros, offload=own.offload).best([best])
+            fitter = self.fitter
+            folded = Folded(self.rewriter.whole(best), effort=fitter.folded.effort)
+            fits = Fitter(fitter.solver, folded, values=fitter.values, zeros=fitter.zeros, offload=fitter.offload).best(
+                [best]
+            )
             best = min([best, *(f.candidate for f in self.stop.within(fits))], key=rank)
         if best not in mixed:
             best = min([best, *self.stop.within(self.mixed(fitted, whole, best))], key=rank)
@@ -77,8 +79,8 @@ class WholeGraph:
         if not best.fits:
             return
         limit_bytes, best_s = self.fitter.solver.limit_bytes, best.prediction.step_s
-        estimates_s = {identity: kept.mixed_s(limit_bytes) for identity, kept in fitted.items()}
-        for identity in sorted(estimates_s, key=lambda own: estimates_s[own])[:MOST_WHOLE]:
+        estimates_s = {identity: fit.mixed_s(limit_bytes) for identity, fit in fitted.items()}
+        for identity in sorted(estimates_s, key=lambda name: estimates_s[name])[:MOST_WHOLE]:
             is_plan = identity == best.identity and best_s == best.prediction.step_s and not best.folded
             if estimates_s[identity] >= best_s * (1 - LITTLE) and not is_plan:
                 continue
@@ -108,7 +110,7 @@ class WholeGraph:
         del near[self.rewriter.folded.effort.orders :]
         wholes = (whole.get(c.identity) or self._whole(c) for c in near)
         improved = [(c.identity, self._improved(c, zeros)) for c in (best, *self.stop.within(wholes))]
-        return min(improved, key=lambda own: rank(own[1]))
+        return min(improved, key=lambda item: rank(item[1]))
 
     def _improved(self, candidate: Candidate, zeros: Sequence[Zero]) -> Candidate:
         """Return the plan with blocks, lifetimes and messages of each stage's own."""

@@ -60,7 +60,7 @@ def train(settings: dict[str, Any]) -> int:
         times.append(time.perf_counter() - start)
         if is_first:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
-        ends = signals is not None and signals.requested(parallel)
+        ends = signals is not None and signals.asked(parallel)
         if folder and (ends or (step + 1) % every == 0 or step + 1 == last):
             sw.save(folder, parallel, optimizer, step=step + 1, keep=2)
         if ends:

@@ -242,7 +242,7 @@ class Trainer(transformers.Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Put the generators back to where the run was saved; loaders have drawn from them since."""
         if self._random is not None:
-            set_states(self._random, self.parallel.stream, own=True)
+            set_states(self._random, self.parallel.stream, is_own=True)
 
 
 def _alone(values: tuple[Any, ...]) -> Any:  # noqa: ANN401

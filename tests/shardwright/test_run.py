@@ -194,10 +194,10 @@ def test_all_ranks_stop_after_the_same_step() -> None:
     def rank() -> list[bool]:
         signals = StopSignals()
         parallel = SimpleNamespace(ranks=SimpleNamespace(device="cpu", timeout_s=20.0))
-        found = [signals.requested(parallel)]  # pyright: ignore[reportArgumentType]
+        found = [signals.asked(parallel)]  # pyright: ignore[reportArgumentType]
         if dist.get_rank():
             os.kill(os.getpid(), signal.SIGUSR1)
-        return [*found, signals.requested(parallel)]  # pyright: ignore[reportArgumentType]
+        return [*found, signals.asked(parallel)]  # pyright: ignore[reportArgumentType]
 
     assert run_ranks(rank, 2) == [[False, True]] * 2
 

@@ -84,7 +84,7 @@ def least_of(problem: Problem, choices: Sequence[int], beside: float) -> float:
     hubs = {v: problem.time_s[v].value.copy() for (kind, _), v in problem.index.items() if kind == "hub"}
     total = sum(float(t.value[choices[v]]) for v, t in enumerate(problem.time_s) if v not in hubs)
     for (i, j), table in problem.edges.items():
-        priced = table.value * (beside if (i, j) in problem.beside else 1.0)
+        priced = table.value * (beside if (i, j) in problem.overlapped else 1.0)
         if i in hubs:
             hubs[i] += priced[:, choices[j]]
         elif j in hubs:
@@ -209,7 +209,8 @@ def test_the_price_of_what_overlaps_is_looked_for() -> None:
         own, sent = (Interned(np.array(each)) for each in zip(*plans, strict=True))
         nothing = Interned(np.zeros(1))
         edges, beside = {(0, 1): Interned(sent.value[:, None])}, {(0, 1)}
-        problem = Problem(small(), Mesh(), time_s=[own, nothing], kept_bytes=[own, nothing], edges=edges, beside=beside)
+        unary = [own, nothing]
+        problem = Problem(small(), Mesh(), time_s=unary, kept_bytes=unary, edges=edges, overlapped=beside)
         eliminator = Eliminator(Interner())
         walked = least_s(problem, eliminator, sharing)
         least, *higher = (
@@ -218,7 +219,7 @@ def test_the_price_of_what_overlaps_is_looked_for() -> None:
         )
         assert walked == pytest.approx(max(least, *higher), rel=1e-3), plans
         assert (walked > 1.1 * least) == gains, plans
-        found = eliminator.solve(problem, Prices(beside=sharing.least))
+        found = eliminator.solve(problem, Prices(overlap_weight=sharing.least))
         assert seconds(problem, found) in plans
 
 

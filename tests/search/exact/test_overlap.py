@@ -35,9 +35,9 @@ def test_what_overlaps_is_what_parameters_send() -> None:
     names = {number: (kind, name) for (kind, name), number in problem.index.items()}
     parameters = {leaf.name for leaf in GRAPH.leaves("parameter")}
     for i, j in problem.edges:
-        assert ((i, j) in problem.beside) == bool({names[i][1], names[j][1]} & parameters)
-    serial, free = (eliminator.solve(problem, prices) for prices in (SERIAL, Prices(beside=0.01)))
-    again = sum(float(problem.edges[e].value[free.choices[e[0]], free.choices[e[1]]]) for e in problem.beside)
+        assert ((i, j) in problem.overlapped) == bool({names[i][1], names[j][1]} & parameters)
+    serial, free = (eliminator.solve(problem, prices) for prices in (SERIAL, Prices(overlap_weight=0.01)))
+    again = sum(float(problem.edges[e].value[free.choices[e[0]], free.choices[e[1]]]) for e in problem.overlapped)
     assert free.objective < serial.objective <= free.objective + again * (1 + 1e-9)
 
 
@@ -73,7 +73,7 @@ def test_within_memory_at_any_price_of_what_overlaps() -> None:
             limit = least + share * (most - least)
             found, bound_s, feasible, prices = within_memory(problem, eliminator, limit, np.inf, beside)
             assert feasible
-            assert prices.beside == beside
+            assert prices.overlap_weight == beside
             seconds = found.objective - prices.byte * kept_bytes(problem, found)
             assert last * (1 - 1e-9) <= bound_s <= seconds * (1 + 1e-9)
             last = bound_s

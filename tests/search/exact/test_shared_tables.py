@@ -245,6 +245,6 @@ def test_tables_of_large_problems_do_not_stay_in_memory(monkeypatch: pytest.Monk
     before, objectives = len(builder.interner.made), list[float]()
     for most, stays in ((0, False), (2**12, True)):
         monkeypatch.setattr(eliminate, "MANY_VARIABLES", most)
-        objectives.append(eliminator.solve_with(problem, Prices(beside=0.5), {}).objective)
+        objectives.append(eliminator.solve_with(problem, Prices(overlap_weight=0.5), {}).objective)
         assert (len(builder.interner.made) > before) == stays
     assert objectives[0] == objectives[1]

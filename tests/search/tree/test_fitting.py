@@ -187,11 +187,11 @@ def test_walks_judge_what_may_fit_and_win() -> None:
             )
             self.num_blocks, self.problems, self.most = 1000, [SimpleNamespace(solve=solve)], None
 
-        def fitted(self, kept: Kept) -> Fitted:
-            judged.append(kept.num_bytes)
-            own = candidate("", judged_s.get(kept.num_bytes, kept.seconds), int(kept.num_bytes) + 10)
-            own.fits = kept.num_bytes + 10 <= 100  # type: ignore[misc]
-            return Fitted(own, kept.keeping)
+        def fitted(self, solved: Kept) -> Fitted:
+            judged.append(solved.num_bytes)
+            own = candidate("", judged_s.get(solved.num_bytes, solved.seconds), int(solved.num_bytes) + 10)
+            own.fits = solved.num_bytes + 10 <= 100  # type: ignore[misc]
+            return Fitted(own, solved.keeping)
 
     def solve(price: float) -> Kept:
         num_bytes, seconds = min(hull, key=lambda point: point[1] + price * point[0])
