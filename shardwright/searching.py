@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.program import Programs
 from shardwright.options import CheckCapture, PlanOptions
 from shardwright.pcg.encodings import in_words
 from shardwright.pcg.graph import Graph
@@ -58,7 +59,7 @@ def searched(
         captures.append(captured)
         return Traced(type(model).__name__, captured.graph, captured.precision, captured.per_microbatch, check)
 
-    plan, number = best_of(traced, cluster, certified, request, progress)
+    plan, number, _ = best_of(traced, cluster, certified, request, progress)
     return plan, captures[number]
 
 
@@ -71,11 +72,19 @@ def check_devices(request: PlanOptions, cluster: Cluster) -> None:
             check_device(base_of(precision), cluster.device.kind)
 
 
+class Best(NamedTuple):
+    """The best plan, the number of its precision, and the programs of its graph, whose parts the search has costed."""
+
+    plan: Plan
+    number: int
+    programs: Programs
+
+
 def best_of(
     trace: Trace, cluster: Cluster, certified: Certified, request: PlanOptions, progress: Progress | None
-) -> tuple[Plan, int]:
-    """Return the best plan over all precisions, with the others as alternatives, and the number of its precision."""
-    plans, rules = list[tuple[int, Plan]](), certified.by_name()
+) -> Best:
+    """Return the best plan over all precisions, with the others as alternatives."""
+    plans, rules = list[Best](), certified.by_name()
     check_schedules(cluster)
     for number, precision in enumerate(request.precisions):
         traced = trace(precision)
@@ -87,8 +96,8 @@ def best_of(
             plan = _best(planner, traced.graph, traced.model, cluster, request)
             prove(plan, traced.graph, certified)
             check_schedules(plan.cluster)
-            plans.append((number, replace(plan, capture_check=traced.check)))
-    number, best = min(plans, key=lambda pair: (not fits(pair[1]), pair[1].prediction.step_s))
+            plans.append(Best(replace(plan, capture_check=traced.check), number, planner.programs_of(plan)))
+    best, number, programs = min(plans, key=lambda own: (not fits(own.plan), own.plan.prediction.step_s))
     others = tuple(
         Alternative(
             f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}{in_words(p.execution.encodings)}",
@@ -98,10 +107,10 @@ def best_of(
             p.execution,
             most_frequent(p.graph),
         )
-        for _, p in plans
+        for p, *_ in plans
         if (p.execution, p.graph) != (best.execution, best.graph)
     )
-    return replace(best, alternatives=(*best.alternatives, *others)), number
+    return Best(replace(best, alternatives=(*best.alternatives, *others)), number, programs)
 
 
 def _best(planner: Planner, graph: Graph, model: str, cluster: Cluster, request: PlanOptions) -> Plan:

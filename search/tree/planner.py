@@ -16,7 +16,7 @@ from math import inf
 from typing import Unpack
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.timeline.program import check_offload
+from shardwright.cost.timeline.program import Programs, check_offload
 from shardwright.pcg.encodings import Encodings
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -160,6 +160,12 @@ class Planner:
         *_, best = stop.within(with_idle(on_all, graph, self.execution, self.certified, planned), needed=True)
         seconds = round(time.perf_counter() - start, 3)
         return replace(best, report=replace(best.report, seconds=seconds, stopped=stop.reason))
+
+    def programs_of(self, plan: Plan) -> Programs:
+        """Return the programs of a plan's graph: those that the search has costed, if the plan is for its cluster."""
+        if plan.cluster == self.cluster:
+            return self.solver.programs(plan.graph, {})
+        return Programs(plan.graph, plan.cluster)
 
     def _solver(self, cluster: Cluster) -> Solver:
         """Return a solver for a cluster; that for the planner's own knows what it has solved."""

@@ -20,17 +20,18 @@ from shardwright.kept import find_trace, keep_trace, trace_key
 from shardwright.options import PlanOptions, PlanWords
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.planning import Traced, captured_for, certified_by
-from shardwright.search.plan import Plan
+from shardwright.reports.facts import PlanFacts
 from shardwright.search.tree.planner import Progress
 from shardwright.searching import best_of, check_devices
 
 
-def plan_of_config(request: Request, cluster: Cluster, progress: Progress, **options: Unpack[PlanWords]) -> Plan:
-    """Return the best plan of a config's model, as `shardwright.plan` does for the model itself."""
+def plan_of_config(request: Request, cluster: Cluster, progress: Progress, **options: Unpack[PlanWords]) -> PlanFacts:
+    """Return the best plan of a config's model, as `shardwright.plan` finds it for the model itself, and its facts."""
     plan_request = PlanOptions.of(**options)
     check_devices(plan_request, cluster)
     model = _Model(request, plan_request, progress)
-    return best_of(model.traced, cluster, certified_by(plan_request.rules, progress), plan_request, progress)[0]
+    best = best_of(model.traced, cluster, certified_by(plan_request.rules, progress), plan_request, progress)
+    return PlanFacts(best.plan, best.programs)
 
 
 class _Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,12 @@ from shardwright.pcg.files import require_writable
 from shardwright.plans import file_for
 
 if TYPE_CHECKING:
+    from shardwright.cli.models import Request
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.options import CheckCapture
+    from shardwright.reports.facts import PlanFacts
     from shardwright.search.plan import Plan
+    from shardwright.search.tree.planner import Progress
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, text: str | None) -> Sequence[int]:
@@ -106,40 +109,48 @@ def plan(
 
     Ends with status 3 where no plan fits the memory; the smallest is shown, with what would fit.
     """
-    from shardwright.cli.models import Request, load
+    from shardwright.cli.models import Request
 
     if sizes and output is None:
         raise ShardwrightError("--for writes a plan for each number of ranks: say in which folder, by --output FOLDER")
     parts = _parts(cluster, sizes)
     for file in [file_for(output, size) for size in sizes] if sizes and output else filter(None, [output]):
         require_writable(file, "the result", MachineError, make_folder=bool(sizes))
-    request = Request(**model)
     with terminal.progress("plan") as progress:
         progress("loading the model")
-        if request.model is None and request.hf_config is not None and check_capture == "never":
-            from shardwright.cli.configured import plan_of_config
-
-            planned = partial(plan_of_config, request, progress=progress, **search)
-        else:
-            from shardwright.api import plan as best
-
-            loaded = load(request, fake=True)
-            planned = partial(
-                best, loaded.model, args=loaded.args, kwargs=loaded.kwargs, progress=progress,
-                check_capture=check_capture, **search,
-            )  # fmt: skip
+        planned = _planner(Request(**model), check_capture, search, progress)
         if parts and output:
-            return _saved_for_each(output, [planned(part) for part in parts], form)
-        best_plan = planned(cluster)
+            return _saved_for_each(output, [planned(part).plan for part in parts], form)
+        facts = planned(cluster)
     if output is not None:
-        best_plan.save(output)
+        facts.plan.save(output)
         terminal.note(
             f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
         )
     if form == "json":
-        terminal.show_json(best_plan.to_json())
+        terminal.show_json(facts.plan.to_json())
     else:
         from shardwright.reports.plan import PlanReport
 
-        terminal.show(PlanReport(best_plan), form)
-    return status_of(best_plan)
+        terminal.show(PlanReport(facts.plan, facts=facts), form)
+    return status_of(facts.plan)
+
+
+def _planner(
+    request: Request, check_capture: CheckCapture, search: Mapping[str, Any], progress: Progress
+) -> Callable[[Cluster], PlanFacts]:
+    """Return a function that plans the requested model for a cluster."""
+    if request.model is None and request.hf_config is not None and check_capture == "never":
+        from shardwright.cli.configured import plan_of_config
+
+        return partial(plan_of_config, request, progress=progress, **search)
+    from shardwright.api import plan as best
+    from shardwright.cli.models import load
+    from shardwright.reports.facts import PlanFacts
+
+    loaded = load(request, fake=True)
+    planned = partial(
+        best, loaded.model, args=loaded.args, kwargs=loaded.kwargs, progress=progress, check_capture=check_capture,
+        **search,
+    )  # fmt: skip
+    return lambda cluster: PlanFacts(planned(cluster))

@@ -149,15 +149,14 @@ def shown_operator(node: Node) -> str:
 
 
 class PlanFacts:
-    """The facts of one plan."""
+    """The facts of one plan.
 
-    def __init__(self, plan: Plan) -> None:
+    `programs`: those of its graph, run in this plan's way and in others; a search has costed them already.
+    """
+
+    def __init__(self, plan: Plan, programs: Programs | None = None) -> None:
         self.plan, self.graph, self.mesh = plan, plan.graph, plan.mesh
-
-    @cached_property
-    def programs(self) -> Programs:
-        """The programs of the graph, run in this plan's way and in others."""
-        return Programs(self.graph, self.plan.cluster)
+        self.programs = programs or Programs(plan.graph, plan.cluster)
 
     @cached_property
     def _details(self) -> Details:

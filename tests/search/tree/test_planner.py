@@ -20,7 +20,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.planning import certified_choices
-from shardwright.reports.facts import fits
+from shardwright.reports.facts import PlanFacts, fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
@@ -67,6 +67,16 @@ def test_a_plan_is_never_worse_than_a_baseline(num_devices: int, link: float) ->
     plan = planner(num_devices, link_bytes_per_s=link).plan(mlp(64, 64, 256, layers=3))
     assert all(plan.prediction.step_s <= a.prediction.step_s * (1 + 1e-9) for a in plan.alternatives if a.fits)
     assert plan.report.bound_s <= plan.prediction.step_s * (1 + 1e-9)
+
+
+def test_a_report_of_what_the_search_has_costed_is_that_of_the_plan_alone() -> None:
+    """A plan for other devices is costed anew."""
+    own = planner()
+    for plan in (own.plan(mlp()), planner(2).plan(mlp())):
+        facts = PlanFacts(plan, own.programs_of(plan))
+        assert facts.programs.cluster == plan.cluster
+        assert facts.prediction == plan.prediction
+        assert str(PlanReport(plan, facts=facts)) == str(PlanReport(plan))
 
 
 def test_fast_links_split_and_slow_links_do_not() -> None:
