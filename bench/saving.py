@@ -1,7 +1,8 @@
 """Measure how long a save holds a step up: `python -m bench.saving`.
 
 A GPT of 38 million parameters trains with AdamW on two gloo ranks under ZeRO-3. Each round times, on rank 0, a save
-that waits, a save beside further steps, and the load. The bytes are those of all ranks together; times are medians.
+that waits, a save beside further steps, and the load. The bytes are those of all ranks together; times are medians:
+those of the clock, and the CPU time of the thread that calls, which other processes on the machine change little.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ ROUNDS = 5
 _LIMIT_S = 600.0
 
 
-def measure(place: str) -> dict[str, list[float]]:
-    """Return the seconds of each kind of call."""
+def measure(place: str) -> tuple[float, dict[str, list[tuple[float, float]]]]:
+    """Return the bytes saved, and by kind of call the seconds of each, of the clock and of CPU time."""
     batch = make_batch(SIZE)
     words = {"mesh": {"x": 2}, "roles": "zero", "check_capture": "never"}
     parallel = sw.compile(build(SIZE), sw.Cluster.local(2), kwargs=batch, **words)  # pyright: ignore[reportArgumentType]
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4, fused=True)
-    folder, found = Path(place), dict[str, list[float]]()
+    folder, seconds = Path(place), dict[str, list[tuple[float, float]]]()
 
     def timed(name: str, do: Callable[[], object]) -> object:
         dist.barrier()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         result = do()
-        found.setdefault(name, []).append(time.perf_counter() - start)
+        seconds.setdefault(name, []).append((time.perf_counter() - start, time.thread_time() - cpu))
         return result
 
     def train() -> None:
@@ -60,21 +61,23 @@ def measure(place: str) -> dict[str, list[float]]:
         timed("step beside a save", train)
         saving.wait()
         timed("load", partial(sw.load, folder, parallel, optimizer))
-    found["bytes"] = [float(sum(file.stat().st_size for file in folder.rglob("*.distcp")))]
-    return {name: times[1:] or times for name, times in found.items()}
+    num_bytes = float(sum(file.stat().st_size for file in folder.rglob("*.distcp")))
+    return num_bytes, {name: times[1:] for name, times in seconds.items()}
 
 
 def main() -> None:
     """Print the table."""
     place = tempfile.mkdtemp()
     try:
-        found = run_ranks(measure, 2, _LIMIT_S, args=(place,))[0]
+        num_bytes, times = run_ranks(measure, 2, _LIMIT_S, args=(place,))[0]
     finally:
         shutil.rmtree(place)
-    (num_bytes,), seconds = found.pop("bytes"), {name: median(times) for name, times in found.items()}
-    sys.stdout.write(f"two ranks, {num_bytes / 1e6:.0f} MB\n\n| | seconds | of a save that waits |\n|---|---:|---:|\n")
-    for name, own in seconds.items():
-        sys.stdout.write(f"| {name} | {own:.3f} | {own / seconds['save']:.1%} |\n")
+    columns = "seconds | of a save that waits | CPU seconds of the caller"
+    sys.stdout.write(f"two ranks, {num_bytes / 1e6:.0f} MB\n\n| | {columns} |\n|---|---:|---:|---:|\n")
+    whole = median(clock for clock, _ in times["save"])
+    for name, own in times.items():
+        clock, cpu = (median(column) for column in zip(*own, strict=True))
+        sys.stdout.write(f"| {name} | {clock:.3f} | {clock / whole:.1%} | {cpu:.3f} |\n")
 
 
 if __name__ == "__main__":

@@ -122,18 +122,25 @@ def from_all_ranks(value: T) -> list[T]:
     return values
 
 
-def on_all_ranks(check: Callable[[], T]) -> T:
-    """Run a check on every rank, and return its value; if it fails on one rank, every rank raises."""
+def made_by_all_ranks(make: Callable[[], T]) -> list[T]:
+    """Return every rank's object (pickled), in the order of ranks; if one fails to make its own, every rank raises."""
     failure: ShardwrightError | None = None
     value: T | None = None
     try:
-        value = check()
+        value = make()
     except ShardwrightError as error:
         failure = error
-    texts = from_all_ranks(str(failure) if failure else None)
-    failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
+    values = from_all_ranks((value, str(failure) if failure else None))
+    failed = [(rank, text) for rank, (_, text) in enumerate(values) if text is not None]
     if failed and failure is None:
         failure = DistributedError(f"rank {failed[0][0]}: {failed[0][1]}")
     if failure is not None:
         raise failure
-    return cast(T, value)
+    return [cast(T, made) for made, _ in values]
+
+
+def on_all_ranks(check: Callable[[], T]) -> T:
+    """Run a check on every rank, and return its value there; if it fails on one rank, every rank raises."""
+    values = list[T]()
+    made_by_all_ranks(lambda: values.append(check()))
+    return values[0]

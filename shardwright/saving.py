@@ -12,7 +12,7 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.random.states import check_states, set_states, states_of
+from shardwright.lowering.random.states import States, check_states, set_states, states_of
 from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store import moments
 from shardwright.lowering.store.checkpoint_folder import (
@@ -50,7 +50,7 @@ from shardwright.lowering.store.weights import SHOWN
 from shardwright.pcg.arguments import FLAG, NUMBER, PATH, Argument, checked
 from shardwright.pcg.errors import CheckpointError, ShardwrightError
 from shardwright.planned import require_plan
-from shardwright.ranks import from_all_ranks, from_rank_0, on_all_ranks
+from shardwright.ranks import from_all_ranks, from_rank_0, made_by_all_ranks, on_all_ranks
 
 _FAILURES = (Exception, CheckpointException)  # which is no Exception
 _Kinds = Mapping[str, Kind | None]
@@ -175,21 +175,26 @@ def save(
         raise CheckpointError(f"save: keep={keep}; keep at least 1, or None for all")
     with waiting("save", timeout_s):
         partial = Path(from_rank_0(lambda: str(run.folder.begin(step)), "the folder of a checkpoint"))
-        states, groups = on_all_ranks(lambda: moments.flat(parallel, optimizer))
-        kinds = from_all_ranks((None if optimizer is None else type(optimizer).__name__, groups))
-        state = _parts(parallel, states, others)
+        states = dict[str, Any]()
+
+        def of_rank() -> tuple[str | None, moments.Groups, States]:
+            flat, groups = moments.flat(parallel, optimizer)
+            states.update(flat)
+            return None if optimizer is None else type(optimizer).__name__, groups, states_of(parallel.stream)
+
+        kinds, groups, random = zip(*made_by_all_ranks(of_rank), strict=True)
+        state = _parts(parallel, states, others, keep_vars=not wait)
         small = {
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "sampler": None if sampler is None else sampler.state_dict(),
             "scaler": None if parallel.scaler is None else parallel.scaler.state_dict(),
-            "groups": {name: options for _, by_name in kinds for name, options in by_name.items()},
-            "random": _by_rank(states_of(parallel.stream)),
+            "groups": {name: options for by_name in groups for name, options in by_name.items()},
         }
-        small = copy.deepcopy(small)  # it is written later, beside further steps
+        small = copy.deepcopy(small) | {"random": _distinct(random)}  # it is written later, beside further steps
         about = {
             "step": step,
             "ranks": dist.get_world_size(),
-            "optimizer": next((kind for kind, _ in kinds if kind is not None), None),
+            "optimizer": next((kind for kind in kinds if kind is not None), None),
             "torch": torch.__version__,
         }
         group = _saving_group(timeout_s)
@@ -281,16 +286,25 @@ def _run_of(folder: str | os.PathLike[str]) -> _Run:
     return _FOLDERS.setdefault(path, _Run(path))
 
 
-def _parts(parallel: ParallelModule, moments: Mapping[str, Any], others: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what `torch.distributed.checkpoint` saves and loads; it takes no empty dictionaries."""
-    parts = {"model": parallel.state_dict(), "optimizer": dict(moments), "others": dict(others or {})}
+def _parts(
+    parallel: ParallelModule, moments: Mapping[str, Any], others: Mapping[str, Any] | None, *, keep_vars: bool = False
+) -> dict[str, Any]:
+    """Return what `torch.distributed.checkpoint` saves and loads; it takes no empty dictionaries.
+
+    `keep_vars`: for what copies the tensors at once, parameters themselves, whose detaching costs time.
+    """
+    parts = {
+        "model": parallel.state_dict(keep_vars=keep_vars),
+        "optimizer": dict(moments),
+        "others": dict(others or {}),
+    }
     return {name: part for name, part in parts.items() if part}
 
 
-def _by_rank(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the distinct states of all ranks, and the number of each rank's; on rank 0, who writes them."""
-    distinct, numbers = list[Mapping[str, Any]](), list[int]()
-    for state in from_all_ranks(states):
+def _distinct(states: Sequence[States]) -> dict[str, Any]:
+    """Return the distinct ones of all ranks' states, and the number of each rank's."""
+    distinct, numbers = list[States](), list[int]()
+    for state in states:
         number = next((n for n, other in enumerate(distinct) if moments.equal(other, state)), len(distinct))
         distinct += [state] if number == len(distinct) else []
         numbers.append(number)

@@ -21,7 +21,7 @@ class HostStager(BlockingAsyncStager):
 
     def __init__(self) -> None:
         super().__init__()
-        self._copies = dict[str, Tensor]()
+        self._copies = dict[str, tuple[object, Tensor, Tensor]]()  # the kind of each, the copy, and its part here
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state with copies of its tensors."""
@@ -44,12 +44,14 @@ class HostStager(BlockingAsyncStager):
                 return copy.deepcopy(value)
 
     def _copy(self, key: str, leaf: Tensor) -> Tensor:
-        known = self._copies.get(key)
-        if known is None or _kind(known) != _kind(leaf):
-            known = self._copies[key] = leaf.detach().clone()
-        else:
-            _local(known).copy_(_local(leaf))
-        return known
+        kind, local = _kind(leaf), _local(leaf)
+        known, copy, part = self._copies.get(key, (None, leaf, local))
+        if known == kind:
+            part.copy_(local)
+            return copy
+        copy = leaf.detach().clone()
+        self._copies[key] = kind, copy, _local(copy)
+        return copy
 
 
 def _local(value: Tensor) -> Tensor:
