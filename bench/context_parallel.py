@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -165,6 +166,27 @@ def _timed(run: Callable[[], object]) -> tuple[float, float, float]:
     return seconds, seconds, time.process_time() - start_cpu
 
 
+def causal_half() -> list[float]:
+    """Return the CPU time of a causal tile of a rank's tokens, to half of that without a mask: forward, backward."""
+    q, k, v, grad = _operands(TOKENS // RANKS)
+    seconds = list[list[float]]()
+    for is_causal in (True, False):
+        out, log_sum, *_ = _forward(q, k, v, is_causal=is_causal, scale=0.1)
+        back = {"query": q, "key": k, "value": v, "out": out, "logsumexp": log_sum, "grad_out": grad, "scale": 0.1}
+        runs = (
+            partial(_forward, q, k, v, is_causal=is_causal, scale=0.1),
+            partial(_backward, **back, is_causal=is_causal),
+        )
+        seconds.append([min(_cpu_s(run) for _ in range(5)) for run in runs])
+    return [2 * causal / whole for causal, whole in zip(*seconds, strict=True)]
+
+
+def _cpu_s(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
 def rows(rate: float, num_rounds: int) -> list[str]:
     """Measure over one link, and return the rows of the table."""
     other = as_nodes(rate) if rate else None
@@ -200,6 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = ["unshare", "-Urn", "--kill-child", *words] if rate else words
         done = subprocess.run(started, check=True, stdout=subprocess.PIPE, text=True, timeout=1800.0)
         print("\n".join(json.loads(done.stdout.splitlines()[-1])), flush=True)
+    torch.set_num_threads(1)
+    forward, backward = causal_half()
+    print(f"\nCPU time of a causal tile to half of one without a mask: forward {forward:.2f}, backward {backward:.2f}")
     return 0
 
 
