@@ -31,7 +31,7 @@ from shardwright.pcg.collectives.topology import Link, Topology, joined
 from shardwright.search.collectives.frontier import Walk
 from shardwright.search.collectives.sketch import Sketch
 from shardwright.search.collectives.splitting import split
-from shardwright.search.collectives.synthesis import Found, synthesize
+from shardwright.search.collectives.synthesis import Synthesized, synthesize
 from shardwright.search.collectives.trees import two_way
 from shardwright.verifier.collectives import verify_schedule
 
@@ -43,7 +43,7 @@ GIB = 2**30
 class Best:
     """The last schedule of a synthesis, and its CPU seconds."""
 
-    found: Found
+    found: Synthesized
     cpu_s: float
 
     @property

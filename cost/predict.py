@@ -28,7 +28,7 @@ from shardwright.pcg.parallel import COMBINE, REDUCE
 from shardwright.pcg.step.again import made_again_in
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
-from shardwright.pcg.step.parameters import KEEP, module_block
+from shardwright.pcg.step.parameters import KEEP, block_of
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
@@ -191,8 +191,8 @@ def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
     made, table = programs.program(execution), node_costs(programs.steps(execution))
     timeline = simulate(made)
     if repeats:
-        table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
-    leaves = {leaf.name: repeats.get(_block(leaf), 1) if repeats else 1 for leaf in graph.leaves("parameter")}
+        table = {name: _many(cost, repeats.get(block_of(graph.by_name[name]), 1)) for name, cost in table.items()}
+    leaves = {leaf.name: repeats.get(block_of(leaf), 1) if repeats else 1 for leaf in graph.leaves("parameter")}
     shared = orthogonalized(programs.steps(execution), leaves)
     optimizer_s = sum([table[leaf].compute_s for leaf in leaves]) + shared.compute_s
     stages = execution.schedule.num_stages
@@ -213,11 +213,6 @@ def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
         timeline.fullest.device_bytes,
     )
     return Details(prediction, made, timeline, table)
-
-
-def _block(node: Node) -> str:
-    """Return the repeated module that a node lies in, or ""."""
-    return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
 
 
 def _many(cost: NodeCosts, times: int) -> NodeCosts:

@@ -60,7 +60,7 @@ def of_stages(stages: Iterable[int]) -> GroupName:
     return (STAGES, *map(str, stages))
 
 
-class Told(NamedTuple):
+class SharedResult(NamedTuple):
     """A value that the ranks of one stage tell those of the others: its key among the outputs, its node, its stage."""
 
     key: str
@@ -140,10 +140,10 @@ class Stages:
         return drawn_everywhere(self.graph)
 
     @cached_property
-    def shared_results(self) -> tuple[Told, ...]:
+    def shared_results(self) -> tuple[SharedResult, ...]:
         """The values that all stages learn at the end of a step: the loss, or the model's results."""
         of_model = [(key, name) for key, name in self.graph.outputs if key == LOSS or is_result(key)]
-        return tuple(Told(key, name, self._home(name) % self.num_stages) for key, name in of_model)
+        return tuple(SharedResult(key, name, self._home(name) % self.num_stages) for key, name in of_model)
 
     def _home(self, name: str) -> int:
         """Return the virtual stage of a value that leaves the graph; of one that is everywhere, its first reader's."""

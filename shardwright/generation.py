@@ -22,7 +22,7 @@ from shardwright.judging import OUTCOMES, judging_calls, verdicts_of
 from shardwright.pcg.errors import RuleError
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rules import operators
-from shardwright.resuming import Found, Unfinished, unfinished
+from shardwright.resuming import FinishedContext, Unfinished, unfinished
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.reduction import implications
 from shardwright.substitutions.generator.sources import ContextSource, sources
@@ -138,14 +138,14 @@ class GenerationRun:
     store: Unfinished
     progress: Progress
     proven: Verdicts = field(default_factory=Verdicts.here)
-    finished: dict[str, Found] = field(default_factory=dict)
+    finished: dict[str, FinishedContext] = field(default_factory=dict)
     _open: dict[str, list[Equation]] = field(default_factory=dict)
     _counts: dict[str, dict[str, int]] = field(default_factory=dict)
     _verdicts: dict[str, RuleVerdict] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _tries: Counter[str] = field(default_factory=Counter)
 
-    def all(self, todo: Sequence[ContextSource]) -> dict[str, Found]:
+    def all(self, todo: Sequence[ContextSource]) -> dict[str, FinishedContext]:
         """Return the findings of every context, by name, in the order of the contexts."""
         for source in todo:
             if (rules_of_source := self.store.load(source.name)) is not None:
@@ -202,12 +202,14 @@ class GenerationRun:
         """Save the contexts whose candidates have all been judged."""
         for name, rules in list(self._open.items()):
             if all(rule.hash in self._verdicts for rule in rules):
-                finished = Found([(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {}))
+                finished = FinishedContext(
+                    [(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {})
+                )
                 self.store.save(name, finished)
                 del self._open[name]
                 self._finish(name, finished)
 
-    def _finish(self, name: str, finished: Found) -> None:
+    def _finish(self, name: str, finished: FinishedContext) -> None:
         self.finished[name] = finished
         self._counts[name] = finished.counts
         for rule, verdict in finished.rules:
@@ -254,7 +256,7 @@ def generate_one(
 
 
 def _catalogue(
-    finished: Mapping[str, Found], settings: Settings, todo: Sequence[ContextSource]
+    finished: Mapping[str, FinishedContext], settings: Settings, todo: Sequence[ContextSource]
 ) -> tuple[Catalogue, Mapping[str, int], tuple[tuple[Equation, RuleVerdict], ...]]:
     judged: dict[str, tuple[Equation, RuleVerdict]] = {}
     counts = Counter[str]()

@@ -38,7 +38,7 @@ MOST_FILES = 256
 """The number of captures that are kept: the ones that were made last."""
 
 
-class Kept(NamedTuple):
+class StoredPlan(NamedTuple):
     """A plan, the first one or that of another batch, and the captured graph that it is of."""
 
     plan: Plan
@@ -63,7 +63,7 @@ def key_of(trace: ForwardTrace | None, first: Plan) -> str | None:
     return _digest((forward, plan, version("torch"), _code()))
 
 
-def find(key: str, first: Plan) -> Kept | None:
+def find(key: str, first: Plan) -> StoredPlan | None:
     """Return what is kept under a name; None where nothing is, or where it is damaged."""
     try:
         record = json.loads(_path(key).read_bytes())
@@ -72,13 +72,13 @@ def find(key: str, first: Plan) -> Kept | None:
             if "plan" in record
             else replace(first, capture_check=_check(record["check"]))
         )
-        made = Kept(plan, parse_graph("\n".join(record["captured"])).validate())
+        made = StoredPlan(plan, parse_graph("\n".join(record["captured"])).validate())
     except (OSError, ValueError, LookupError, TypeError, ShardwrightError):
         return None
     return made if stored(made.plan.graph) == stored(first.graph) else None
 
 
-def keep(key: str, made: Kept, first: Plan) -> None:
+def keep(key: str, made: StoredPlan, first: Plan) -> None:
     """Keep a captured graph, and its plan unless that is the first, which is given again.
 
     A folder that cannot be written is not an error: a later run makes them.

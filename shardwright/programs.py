@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.kept import Kept, find, keep, key_of, traced
+from shardwright.kept import StoredPlan, find, keep, key_of, traced
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.picked import ByGroup
 from shardwright.lowering.ranks.waits import meet, start_up, waiting
@@ -219,7 +219,7 @@ class Programs:
         trace = None if self._asked.strict else traced(model, batch, given)
         key = key_of(trace, given)
         stored = None if key is None else find(key, given)
-        if stored is not None and _is_proven(Kept(given, stored.captured), certified):
+        if stored is not None and _is_proven(StoredPlan(given, stored.captured), certified):
             captured = captured_again(stored.captured, model, batch, given.precision)
         else:
             known = calls(given.graph)
@@ -231,7 +231,7 @@ class Programs:
         checked = replace(given, capture_check=check) if check else self._compared(given, model, captured, args, kwargs)
         is_whole = not captured.constants and not captured.beside
         if key is not None and is_whole and (stored is None or stored.plan.capture_check != checked.capture_check):
-            keep(key, Kept(checked, captured.graph), given)
+            keep(key, StoredPlan(checked, captured.graph), given)
         return checked, captured
 
     def _planned_together(self, model: nn.Module, shapes: Sequence[Shape]) -> list[_Made]:
@@ -261,10 +261,10 @@ class Programs:
             return stored.plan, {}
         plan, captured = self._reshaped(model, batch, first, trace=trace)
         if key is not None and not captured.constants:
-            keep(key, Kept(plan, captured.graph), first)
+            keep(key, StoredPlan(plan, captured.graph), first)
         return plan, self._constants(captured)
 
-    def _is_right(self, stored: Kept, model: nn.Module) -> bool:
+    def _is_right(self, stored: StoredPlan, model: nn.Module) -> bool:
         """Return whether a kept plan is proven here, and its capture compared if that is asked for."""
         certified, check = certified_by(self._asked.rules, self._progress), stored.plan.capture_check
         if not _is_proven(stored, certified):
@@ -369,7 +369,7 @@ def _schedules_of(plan: Plan) -> list[ByGroup]:
     return by_stage(plan)
 
 
-def _is_proven(stored: Kept, certified: Certified) -> bool:
+def _is_proven(stored: StoredPlan, certified: Certified) -> bool:
     try:
         prove(stored.plan, stored.captured, certified)
     except PlanError:

@@ -27,7 +27,7 @@ from shardwright.verifier.certificates import RuleVerdict
 
 
 @dataclass
-class Found:
+class FinishedContext:
     """The findings in one context: candidates with their verdicts, and the generator's counts."""
 
     rules: list[tuple[Equation, RuleVerdict]]
@@ -40,15 +40,17 @@ class Unfinished:
 
     folder: Path
 
-    def load(self, name: str) -> Found | None:
+    def load(self, name: str) -> FinishedContext | None:
         """Return a finished context; None where there is none, or the file was damaged."""
         data = _read(self._file(name))
         try:
-            return Found([(equation_from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
+            return FinishedContext(
+                [(equation_from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"])
+            )
         except (TypeError, KeyError, RuleError):
             return None
 
-    def save(self, name: str, finished: Found) -> None:
+    def save(self, name: str, finished: FinishedContext) -> None:
         """Save a finished context."""
         rules = [{**asdict(replace(v, certificate=None)), "rule": rule.to_json()} for rule, v in finished.rules]
         _write(self._file(name), {"counts": finished.counts, "rules": rules})

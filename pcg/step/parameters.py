@@ -296,6 +296,11 @@ def module_block(name: str) -> str:
     return match[1] if match else ""
 
 
+def block_of(node: Node) -> str:
+    """Return the repeated block of the model that an operator or a parameter lies in, or ""."""
+    return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
+
+
 def blocks_of(graph: Graph) -> list[str]:
     """Return the blocks of the model that operators lie in."""
     modules = (f"{node.source.module}." for node in graph.nodes if not node.is_leaf)

@@ -43,7 +43,7 @@ Make = Callable[[], Schedule]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Synthesized:
     """A schedule, its simulated seconds, and those that none can beat: of the bound, or of latencies alone."""
 
     schedule: Schedule
@@ -67,7 +67,7 @@ def synthesize(
     budget_s: float = 60.0,
     sketch: Sketch | None = None,
     exact: bool = True,
-) -> Iterator[Found]:
+) -> Iterator[Synthesized]:
     """Yield schedules of a kind of collective for a size, each faster than the one before.
 
     `exact`: whether Z3 is asked for small networks as well; how long it takes is not known before. No new attempt
@@ -92,7 +92,7 @@ def synthesize(
             seconds = simulate(schedule, topology, num_bytes).seconds
             if seconds < best:
                 best = seconds
-                yield Found(schedule, seconds, bound, bound_s)
+                yield Synthesized(schedule, seconds, bound, bound_s)
         if best <= bound_s * (1 + ENOUGH):
             return
 

@@ -108,7 +108,7 @@ def _pattern(blocks: Sequence[str], kind: BlockKind) -> tuple[str, BlockKind]:
     return (first if len(blocks) == 1 else f"{first}-{last}"), places
 
 
-class Kept(NamedTuple):
+class Solved(NamedTuple):
     """A solution and its sums."""
 
     keeping: Keeping
@@ -145,14 +145,14 @@ class KeepingProblem:
         self.groups = dict[int, list[str]]()  # parameters that are gathered together, by their variable
         self._add_weights()
 
-    def solve(self, price: float) -> Kept:
+    def solve(self, price: float) -> Solved:
         """Return the solution of the least seconds + price · bytes."""
         solution = self.eliminator.solve(self.problem, Prices(price))
         recompute, away = (self.values.places(solution, f) if self.values is not None else {} for f in _SAID)
         lifetimes = dict[str, Zero]()
         for v, leaves in self.groups.items():
             lifetimes |= dict.fromkeys(leaves, self.zeros[solution.choices[v]])
-        return Kept(Keeping(recompute, lifetimes, away), *self._sums(solution))
+        return Solved(Keeping(recompute, lifetimes, away), *self._sums(solution))
 
     def _sums(self, solution: Solution) -> tuple[float, float]:
         seconds, num_bytes = (

@@ -22,7 +22,7 @@ from shardwright.pcg.ring import Ring
 from shardwright.search.choices.domain import CertifiedSplits
 
 
-class Part(NamedTuple):
+class Striped(NamedTuple):
     """The values whose shards on an axis are cut alike, with causal queries among them: `blocks` on each device."""
 
     axis: int
@@ -39,7 +39,7 @@ def balanced(graph: Graph, certified: CertifiedSplits) -> Graph:
     return graph
 
 
-def unbalanced(graph: Graph) -> Iterator[Part]:
+def unbalanced(graph: Graph) -> Iterator[Striped]:
     """Yield the parts with rings of causal attention whose queries are neighbours."""
     known = defaultdict[int, set[str]](set)
     for node in graph.nodes:
@@ -50,12 +50,12 @@ def unbalanced(graph: Graph) -> Iterator[Part]:
                 continue
             if node.name not in known[axis]:
                 queries = next(f.size for f in graph.signature(node).factors if f.name == choice.queries)
-                part = Part(axis, queries // graph.mesh.sizes[axis], _sharded_with(graph, axis, node.name))
+                part = Striped(axis, queries // graph.mesh.sizes[axis], _sharded_with(graph, axis, node.name))
                 known[axis] |= part.values
                 yield part
 
 
-def in_stripes(graph: Graph, part: Part) -> Graph | None:
+def in_stripes(graph: Graph, part: Striped) -> Graph | None:
     """Return the graph in which a part's values have so many blocks; None: something cannot lie so.
 
     That is a parameter or a constant that is stored in parts, or an operator that needs neighbours.
@@ -85,7 +85,7 @@ def _moves_along(graph: Graph, node: Node, axis: int) -> bool:
     return node.is_parallel and node.op in (PARTITION, COMBINE) and node.attr("axis") == graph.mesh.names[axis]
 
 
-def _in_blocks(graph: Graph, node: Node, part: Part) -> Node:
+def _in_blocks(graph: Graph, node: Node, part: Striped) -> Node:
     """Return a node of which each shard among a part's values is one in as many times more blocks."""
     axis, blocks, values = part
     if _moves_along(graph, node, axis):

@@ -21,7 +21,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of, module_block
 from shardwright.search.effort import HIDDEN_COPIES, LITTLE, MIXTURES, MUCH_SENT, WITHOUT, WORTH
 from shardwright.search.exact.folding import Folded
-from shardwright.search.exact.keeping import Keeping, KeepingProblem, Kept, expanded
+from shardwright.search.exact.keeping import Keeping, KeepingProblem, Solved, expanded
 from shardwright.search.exact.solving import NEARLY, Candidate, Solver, different
 
 _HIGHEST_PRICE = 1e3
@@ -177,11 +177,11 @@ class Walk:
         zeros = different(self.fitter.zeros, self.candidate.mesh)
         return KeepingProblem(self.steps, times, exposed, zeros, values=self.values, host=host)
 
-    def _may_fit(self, solved: Kept) -> bool:
+    def _may_fit(self, solved: Solved) -> bool:
         limit_bytes = self.fitter.solver.limit_of(self.candidate.prediction.device_bytes)
         return solved.num_bytes <= NEARLY * limit_bytes
 
-    def fitted(self, solved: Kept) -> Fitted:
+    def fitted(self, solved: Solved) -> Fitted:
         return Fitted(self.fitter.judged(self.candidate, solved.keeping), self.fitter.expanded(solved.keeping))
 
     def run(self, best_s: float) -> Fitted | None:

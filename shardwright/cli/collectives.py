@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shardwright.pcg.collectives.topology import Topology
     from shardwright.search.collectives.frontier import Point
     from shardwright.search.collectives.sketch import Sketch
-    from shardwright.search.collectives.synthesis import Found
+    from shardwright.search.collectives.synthesis import Synthesized
     from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
-_Proven = TypeVar("_Proven", "Point", "Found")
+_Proven = TypeVar("_Proven", "Point", "Synthesized")
 MOST_LOCAL_RANKS = 64
 TOPOLOGY_HELP = (
     "A name with numbers, such as dgx1, mi250:2 or torus:4x4; cluster:CLUSTER for the levels of a cluster, such as "
@@ -364,7 +364,7 @@ def _wired(text: str, wiring: str) -> Topology:
     return wired_topology(read_text(file), file, gpu, int(nodes))
 
 
-def _read(file: Path, root: int = 0) -> anyfile.Found:
+def _read(file: Path, root: int = 0) -> anyfile.Contents:
     from dataclasses import replace
 
     from shardwright.pcg.collectives.files.anyfile import read_collective
@@ -374,7 +374,7 @@ def _read(file: Path, root: int = 0) -> anyfile.Found:
     return item._replace(subject=replace(item.subject, root=root)) if isinstance(item.subject, Program) else item
 
 
-def _verdict(item: anyfile.Found, topology: str | None) -> ScheduleVerdict:
+def _verdict(item: anyfile.Contents, topology: str | None) -> ScheduleVerdict:
     from shardwright.pcg.collectives.program import Program
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.verifier.collectives import verify_plan, verify_program, verify_schedule

@@ -11,7 +11,7 @@ from shardwright.cost.prediction import Prediction
 from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again
-from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.parameters import block_of
 from shardwright.pcg.step.places import places
 from shardwright.pcg.step.recompute import BlockRecompute
 from shardwright.reports.units import ranges
@@ -82,11 +82,6 @@ class Recomputation:
     @cached_property
     def _kept(self) -> Details:
         return details(self.programs, self.everything_kept)
-
-
-def block_of(node: Node) -> str:
-    """Return the repeated block of the model that an operator or a parameter lies in, or ""."""
-    return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
 
 
 def names_of(blocks: Iterable[str]) -> str:

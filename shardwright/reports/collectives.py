@@ -24,7 +24,7 @@ from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
 if TYPE_CHECKING:
     from shardwright.search.collectives.frontier import Point
-    from shardwright.search.collectives.synthesis import Found
+    from shardwright.search.collectives.synthesis import Synthesized
 
 BAR = 20
 MOST_ROWS = 40
@@ -148,7 +148,7 @@ class SynthesisReport(Report):
     topology: Topology
     kind: str
     num_bytes: int
-    found: Sequence[Found]
+    found: Sequence[Synthesized]
 
     def paragraphs(self) -> list[Paragraph]:
         title = f"{self.kind} of {size_text(self.num_bytes)} on {self.topology.name}"

@@ -18,7 +18,7 @@ from shardwright.reports.units import seconds, shape, size
 from shardwright.search.plan import Plan
 
 
-class Found(NamedTuple):
+class MatchedRow(NamedTuple):
     """A row by its whole name, and the folded module in which it is shown."""
 
     name: str
@@ -43,7 +43,7 @@ class FoundReport(Report):
     def data(self) -> list[dict[str, Any]]:
         return [{"name": f.name, "shown_in": f.shown_in, **asdict(f.row)} for f in self.found]
 
-    def _one(self, match: Found) -> Paragraph:
+    def _one(self, match: MatchedRow) -> Paragraph:
         row, axes = match.row, self.plan.mesh.names
         a_step = " a step" * (self.plan.mesh.num_microbatches > 1)
         facts = {
@@ -87,7 +87,7 @@ class FoundReport(Report):
         return Paragraph(f"{self.name}: {len(rows)} operators and parameters", lines, columns, rows)
 
 
-def find(tree: Module, name: str) -> list[Found]:
+def find(tree: Module, name: str) -> list[MatchedRow]:
     """Return the rows with a dotted name from the model's root, or from any module; of a module, all rows in it.
 
     Raises:
@@ -116,16 +116,16 @@ def _walk(module: Module, at: str = "", shown_in: str = "") -> Iterator[tuple[Mo
         yield from _walk(child, _join(at, child.members[0]), _join(shown_in, child.label))
 
 
-def _inside(module: Module, at: str, shown_in: str) -> Iterator[Found]:
-    yield from (Found(_join(at, row.name), row, shown_in) for row in module.rows)
+def _inside(module: Module, at: str, shown_in: str) -> Iterator[MatchedRow]:
+    yield from (MatchedRow(_join(at, row.name), row, shown_in) for row in module.rows)
     for child in module.children:
         yield from _inside(child, _join(at, child.members[0]), _join(shown_in, child.label))
 
 
-def _named(module: Module, rest: str, at: str, shown_in: str) -> Iterator[Found]:
+def _named(module: Module, rest: str, at: str, shown_in: str) -> Iterator[MatchedRow]:
     """Yield the rows called `rest` below this module; without a number, all rows of that name."""
     yield from (
-        Found(_join(at, row.name), row, shown_in)
+        MatchedRow(_join(at, row.name), row, shown_in)
         for row in module.rows
         if rest in (row.name, row.name.partition("#")[0])
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.generator.symbolicdims import extent, monomials
-from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType, Way
+from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, RowWay, SymbolicType
 from shardwright.substitutions.terms import Dims
 
 RING = "add sub mul neg"
@@ -78,7 +78,7 @@ class SerialContext(Context):
         }
 
     @cached_property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[RowWay, ...]:
         return tuple(VOCABULARY[name] for name in self.operators)
 
     @cached_property

@@ -22,7 +22,7 @@ from shardwright.substitutions.generator.modular import Array
 from shardwright.substitutions.generator.nodes import TermNode
 from shardwright.substitutions.generator.residues import Field
 from shardwright.substitutions.generator.termpool import ABOUT, TermPool
-from shardwright.substitutions.generator.vocabulary import RowUse, SymbolicType, Way
+from shardwright.substitutions.generator.vocabulary import RowUse, RowWay, SymbolicType
 
 
 class Pair(NamedTuple):
@@ -96,7 +96,7 @@ class SerialTerms:
         """Return the variables of each term, and whether it has an operator that rules are about."""
         return np.bitwise_or.reduce(np.asarray(self.pool.masks)[block.operands], 1) | self.pool.mark(block.use)
 
-    def _uses_of(self, number: int, way: Way, operands: tuple[SymbolicType, ...]) -> tuple[RowUse, ...]:
+    def _uses_of(self, number: int, way: RowWay, operands: tuple[SymbolicType, ...]) -> tuple[RowUse, ...]:
         if (number, operands) not in self._uses:
             uses = way.uses(operands, self.context.reach)
             self._uses[number, operands] = tuple(use._replace(number=next(self._numbers)) for use in uses)

@@ -56,7 +56,7 @@ Use = tuple[Attributes, SymbolicType]
 
 
 @dataclass(frozen=True)
-class Way:
+class RowWay:
     """A way of applying a row: the number of operands, and its uses on operands of given types.
 
     With `indices`, operands may be index tensors.
@@ -92,9 +92,9 @@ def plain(dims: SymbolicDims) -> list[int]:
 # ---- pointwise ----
 
 
-def pointwise(name: str, **attrs: str) -> Way:
+def pointwise(name: str, **attrs: str) -> RowWay:
     """Return a function of each element."""
-    return Way(name, 1, lambda types, reach: [(attributes(**attrs), types[0])])
+    return RowWay(name, 1, lambda types, reach: [(attributes(**attrs), types[0])])
 
 
 def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
@@ -140,14 +140,14 @@ def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         yield attrs, SymbolicType((x[0], w[0], "y", "x"))
 
 
-def _sdpa(causal: str) -> Way:
+def _sdpa(causal: str) -> RowWay:
     def uses(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
         q, k, v = (t.dims for t in types)
         plains = all(len(d) >= 3 and len(plain(d[-2:])) == 2 for d in (q, k, v))
         if plains and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2]:
             yield attributes(causal=causal, scale="scale"), SymbolicType((*q[:-1], v[-1]))
 
-    return Way("sdpa", 3, uses)
+    return RowWay("sdpa", 3, uses)
 
 
 # ---- reductions and norms ----
@@ -256,29 +256,29 @@ def _concat(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
                 yield attributes(dim=position(x, i)), SymbolicType((*x[:i], joined, *x[i + 1 :]), into)
 
 
-VOCABULARY: Mapping[str, Way] = {
+VOCABULARY: Mapping[str, RowWay] = {
     **{name: pointwise(name) for name in ("neg", "relu", "exp", "sigmoid", "tanh", "silu")},
     "gelu": pointwise("gelu", approximate="'none'"),
-    **{name: Way(name, 2, _binary) for name in ("add", "sub", "mul", "div")},
-    "linear": Way("linear", 2, _linear),
-    "matmul": Way("matmul", 2, _matmul),
-    "conv2d": Way("conv2d", 2, _conv2d),
+    **{name: RowWay(name, 2, _binary) for name in ("add", "sub", "mul", "div")},
+    "linear": RowWay("linear", 2, _linear),
+    "matmul": RowWay("matmul", 2, _matmul),
+    "conv2d": RowWay("conv2d", 2, _conv2d),
     "sdpa": _sdpa("False"),
     "causal_sdpa": _sdpa("True"),
-    "sum": Way("sum", 1, _sum),
-    "sum_keep": Way("sum", 1, _sum_keep),
-    **{name: Way(name, 1, _along) for name in ("softmax", "log_softmax")},
-    "layer_norm": Way("layer_norm", 1, _norm),
-    "layer_norm_scaled": Way("layer_norm", 2, _norm),
-    "layer_norm_affine": Way("layer_norm", 3, _norm),
-    "rms_norm": Way("rms_norm", 1, _norm),
-    "rms_norm_scaled": Way("rms_norm", 2, _norm),
-    "cross_entropy": Way("cross_entropy_sum", 2, _cross_entropy, indices=True),
-    "embedding": Way("embedding", 2, _embedding, indices=True),
-    "transpose": Way("permute", 1, _transpose, indices=True),
-    "merge": Way("reshape", 1, _merge, indices=True),
-    "split": Way("reshape", 1, _split, indices=True),
-    "slice": Way("slice", 1, _slice, indices=True),
-    "concat": Way("concat", 2, _concat, indices=True),
+    "sum": RowWay("sum", 1, _sum),
+    "sum_keep": RowWay("sum", 1, _sum_keep),
+    **{name: RowWay(name, 1, _along) for name in ("softmax", "log_softmax")},
+    "layer_norm": RowWay("layer_norm", 1, _norm),
+    "layer_norm_scaled": RowWay("layer_norm", 2, _norm),
+    "layer_norm_affine": RowWay("layer_norm", 3, _norm),
+    "rms_norm": RowWay("rms_norm", 1, _norm),
+    "rms_norm_scaled": RowWay("rms_norm", 2, _norm),
+    "cross_entropy": RowWay("cross_entropy_sum", 2, _cross_entropy, indices=True),
+    "embedding": RowWay("embedding", 2, _embedding, indices=True),
+    "transpose": RowWay("permute", 1, _transpose, indices=True),
+    "merge": RowWay("reshape", 1, _merge, indices=True),
+    "split": RowWay("reshape", 1, _split, indices=True),
+    "slice": RowWay("slice", 1, _slice, indices=True),
+    "concat": RowWay("concat", 2, _concat, indices=True),
 }
 """Every way of applying a row, by the name that contexts use."""

@@ -12,7 +12,7 @@ import pytest
 from shardwright import generation, resuming
 from shardwright.generation import Settings, generate, line
 from shardwright.pcg.errors import RuleError
-from shardwright.resuming import Found, Unfinished, unfinished
+from shardwright.resuming import FinishedContext, Unfinished, unfinished
 from shardwright.substitutions.generator.sources import ContextSource, restricted, sources
 from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier import store
@@ -110,7 +110,7 @@ def stop_after(path: Path, given: Sequence[ContextSource], monkeypatch: pytest.M
     """Generate until this many contexts are kept."""
     save = Unfinished.save
 
-    def saved(kept: Unfinished, name: str, found: Found) -> None:
+    def saved(kept: Unfinished, name: str, found: FinishedContext) -> None:
         save(kept, name, found)
         if len(list(kept.folder.glob("fake-*"))) == number:
             raise Stopped
@@ -225,10 +225,10 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path, max_ops: int) -> None:
     """Nor does a run of other arguments throw away what the other one keeps."""
     path = tmp_path / "rules.json"
     with unfinished(path, generation._arguments(Settings(max_ops, 7), []), lambda text: None) as kept:
-        kept.save("one", Found([], {}))
+        kept.save("one", FinishedContext([], {}))
         with pytest.raises(RuleError, match=r"rules.json: another run is generating this file"):
             run(path, [])
-        assert kept.load("one") == Found([], {})
+        assert kept.load("one") == FinishedContext([], {})
 
 
 def test_operators_restrict_the_contexts(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_rules_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_what_is_kept_of_a_context_is_read_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "rules.json", contexts(tmp_path))
-    found = Found(
+    found = FinishedContext(
         [(rule, generation.RuleVerdict("refuted", None, "because", "n > 1", 0.5)) for rule in CATALOGUE.values()],
         {"graphs": 3},
     )

@@ -1,6 +1,6 @@
 """Ways of chunks in all-to-alls that are right for any number of ranks: an induction over the steps, by Z3.
 
-A `Way` says in arithmetic at which rank the chunk from rank c to rank d is before step t. In the step it goes to where
+A `ChunkPaths` says at which rank the chunk from rank c to rank d is before step t. In the step it goes to where
 it is before the next one, if that is another rank. Four claims are proven for all numbers n of ranks, steps, c and d:
 
     starts   before the first step it is at c
@@ -35,7 +35,7 @@ from shardwright.verifier.collectives.families import (
 )
 
 
-class Way(NamedTuple):
+class ChunkPaths(NamedTuple):
     """The ways of an all-to-all's chunks among n ranks. Every function takes n, and the number t of a step.
 
     runs    (n, t): whether there is such a step; the first is 0
@@ -52,13 +52,13 @@ def _up_to(there: Term, steps: Term) -> Term:
     return pick(steps < there, steps, there)
 
 
-WAYS: Mapping[str, Way] = {
-    "direct": Way(runs=lambda n, t: t < 1, at=lambda n, t, c, d: pick(t < 1, c, d)),
-    "line": Way(
+WAYS: Mapping[str, ChunkPaths] = {
+    "direct": ChunkPaths(runs=lambda n, t: t < 1, at=lambda n, t, c, d: pick(t < 1, c, d)),
+    "line": ChunkPaths(
         runs=lambda n, t: t < n - 1,
         at=lambda n, t, c, d: pick(d > c, c + _up_to(d - c, t), c - _up_to(c - d, t)),
     ),
-    "short-ring": Way(
+    "short-ring": ChunkPaths(
         runs=lambda n, t: 2 * (t + 1) <= n,
         at=lambda n, t, c, d: pick(
             2 * hops(n, c, d) <= n,
@@ -66,7 +66,7 @@ WAYS: Mapping[str, Way] = {
             around(n, d, n - hops(n, c, d) - _up_to(n - hops(n, c, d), t)),
         ),
     ),
-    "bruck": Way(
+    "bruck": ChunkPaths(
         runs=lambda n, t: bit(t) < n,
         at=lambda n, t, c, d: around(n, c, hops(n, c, d) & (bit(t) - 1)),
         words=True,
@@ -82,7 +82,7 @@ BUILDERS: Mapping[str, tuple[str, bool]] = {
 """The way that chunks of a builder's all-to-all take, and whether it does in each dimension of a grid."""
 
 
-def refuted(way: Way, *claims: Claim) -> list[Refuted]:
+def refuted(way: ChunkPaths, *claims: Claim) -> list[Refuted]:
     """Return which claims are not proven, of these or of all."""
     answers: list[tuple[Claim, Mapping[str, int] | None]] = [
         (claim, counterexample(*given)) for claim, given in _claims(way) if claim in claims or not claims
@@ -90,7 +90,7 @@ def refuted(way: Way, *claims: Claim) -> list[Refuted]:
     return [Refuted(claim, example) for claim, example in answers if example is not None]
 
 
-def _claims(way: Way) -> Iterator[tuple[Claim, tuple[list[Term], Term]]]:
+def _claims(way: ChunkPaths) -> Iterator[tuple[Claim, tuple[list[Term], Term]]]:
     """Yield each claim as premises and a conclusion, about free variables."""
     free: list[Term] = [z3.BitVec(name, WORD_BITS) if way.words else z3.Int(name) for name in "ntcd"]
     n, t, c, d = free

@@ -30,11 +30,6 @@ def second_tree(num_ranks: int) -> Parents:
     return {move(rank): move(parent) for rank, parent in binary_tree(num_ranks).items()}
 
 
-def binomial_tree(num_ranks: int) -> Parents:
-    """Return the tree whose edges have lengths of powers of two; rank 0 is the root."""
-    return {rank: rank & (rank - 1) for rank in range(1, num_ranks)}
-
-
 def tree_broadcast(num_ranks: int, pieces: int = 1, root: int = 0) -> Schedule:
     """Return a binary tree from the root on, piece after piece."""
     tree = {(rank + root) % num_ranks: (up + root) % num_ranks for rank, up in binary_tree(num_ranks).items()}

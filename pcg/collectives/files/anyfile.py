@@ -18,7 +18,7 @@ from shardwright.pcg.collectives.topology import Topology
 from shardwright.pcg.errors import ScheduleError
 
 
-class Found(NamedTuple):
+class Contents(NamedTuple):
     """The contents of a file: a schedule, a program or a plan, and the topology that it names, if it names one."""
 
     form: str
@@ -26,7 +26,7 @@ class Found(NamedTuple):
     topology: Topology | None = None
 
 
-def read_collective(path: str | os.PathLike[str]) -> Found:
+def read_collective(path: str | os.PathLike[str]) -> Contents:
     """Return what a file holds: a schedule of ours, MSCCL's XML, MSCCL++'s or SCCL's JSON, or ForestColl's trees.
 
     Raises:
@@ -37,11 +37,11 @@ def read_collective(path: str | os.PathLike[str]) -> Found:
         return _of_xml(text, source)
     node = read_json(text, source)
     if node.has("format") and node.get("format").value == SCHEDULE:
-        return Found("schedule", read_schedule(text, source))
+        return Contents("schedule", read_schedule(text, source))
     if node.has("msccl_type") or node.has("sccl_type"):
-        return Found("SCCL algorithm", *read_sccl(text, source))
+        return Contents("SCCL algorithm", *read_sccl(text, source))
     if node.has("gpus") and node.has("collective"):
-        return Found("MSCCL++ plan", read_mscclpp(text, source))
+        return Contents("MSCCL++ plan", read_mscclpp(text, source))
     known = "a schedule of ours, MSCCL's XML, MSCCL++'s or SCCL's JSON, or ForestColl's trees"
     raise ScheduleError(f"{source}: expected {known}, got other JSON; is it another file?")
 
@@ -61,8 +61,8 @@ def read_links(path: str | os.PathLike[str]) -> Topology:
     raise ScheduleError(f"{source}: expected a topology of ours or SCCL's, got other JSON; is it another file?")
 
 
-def _of_xml(text: str, source: str) -> Found:
+def _of_xml(text: str, source: str) -> Contents:
     start = text.find("<Algo")
     if 0 <= start < (text.find("<algo") if "<algo" in text else len(text)):
-        return Found("ForestColl trees", read_forest(text, source))
-    return Found("MSCCL program", read_msccl(text, source))
+        return Contents("ForestColl trees", read_forest(text, source))
+    return Contents("MSCCL program", read_msccl(text, source))

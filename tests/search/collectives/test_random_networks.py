@@ -18,7 +18,7 @@ from shardwright.pcg.collectives.schedule import Schedule
 from shardwright.pcg.collectives.topology import Link, Resource, Topology
 from shardwright.pcg.errors import ClusterError
 from shardwright.search.collectives.sketch import Sketch
-from shardwright.search.collectives.synthesis import Found, synthesize
+from shardwright.search.collectives.synthesis import Synthesized, synthesize
 from tests.each import in_whole_grids
 from tests.search.collectives.right import assert_right
 
@@ -39,7 +39,7 @@ def network(draw: random.Random, most_ranks: int) -> Topology | None:
 
 class Drawn(NamedTuple):
     network: Topology
-    found: Found
+    found: Synthesized
 
 
 def drawn(seed: int, most_ranks: int = 6) -> Iterator[Drawn]:

@@ -18,7 +18,7 @@ from shardwright.search.collectives.greedy import greedy
 from shardwright.search.collectives.routes import routed
 from shardwright.search.collectives.sketch import Sketch, read_sketch
 from shardwright.search.collectives.symmetry import symmetries
-from shardwright.search.collectives.synthesis import Found, synthesize
+from shardwright.search.collectives.synthesis import Synthesized, synthesize
 from shardwright.search.collectives.trees import two_way
 from tests.each import each
 from tests.search.collectives.right import assert_right
@@ -34,7 +34,7 @@ def test_one_rank_moves_nothing(kind: str) -> None:
             next(find())
 
 
-def reached(topology: Topology, found: Found) -> float:
+def reached(topology: Topology, found: Synthesized) -> float:
     """The share of the bound, of a schedule that is right."""
     assert_right(found.schedule, topology)
     assert found.seconds >= found.bound_s * (1 - 1e-9)

@@ -20,7 +20,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, lifetimes
 from shardwright.pcg.step.places import places
 from shardwright.search.exact.folding import Folded, fold
-from shardwright.search.exact.keeping import Keeping, KeepingProblem, Kept, expanded
+from shardwright.search.exact.keeping import Keeping, KeepingProblem, Solved, expanded
 from shardwright.search.exact.solving import Solver, over_time
 from shardwright.search.request.restrict import CONTEXT, TENSOR, ZERO
 from tests.each import each
@@ -172,7 +172,7 @@ def test_a_folded_model_has_the_sums_of_the_whole(microbatches: int) -> None:
 
 
 def test_a_kept_solution_says_what_it_sums() -> None:
-    kept: Kept = problem(graph("blocks", ZERO)).solve(0.0)
+    kept: Solved = problem(graph("blocks", ZERO)).solve(0.0)
     assert kept.keeping.recompute == "none"
     assert kept.seconds > 0
 

@@ -25,7 +25,7 @@ from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.facts import fits
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
-from shardwright.search.exact.keeping import Keeping, Kept
+from shardwright.search.exact.keeping import Keeping, Solved
 from shardwright.search.exact.solving import Candidate
 from shardwright.search.plan import Plan
 from shardwright.search.request.anytime import Stop
@@ -187,15 +187,15 @@ def test_walks_judge_what_may_fit_and_win() -> None:
             )
             self.num_blocks, self.problems, self.most = 1000, [SimpleNamespace(solve=solve)], None
 
-        def fitted(self, solved: Kept) -> Fitted:
+        def fitted(self, solved: Solved) -> Fitted:
             judged.append(solved.num_bytes)
             own = candidate("", judged_s.get(solved.num_bytes, solved.seconds), int(solved.num_bytes) + 10)
             own.fits = solved.num_bytes + 10 <= 100  # type: ignore[misc]
             return Fitted(own, solved.keeping)
 
-    def solve(price: float) -> Kept:
+    def solve(price: float) -> Solved:
         num_bytes, seconds = min(hull, key=lambda point: point[1] + price * point[0])
-        return Kept(Keeping(lifetimes={"w": str(num_bytes)}), seconds, num_bytes)  # type: ignore[arg-type]
+        return Solved(Keeping(lifetimes={"w": str(num_bytes)}), seconds, num_bytes)  # type: ignore[arg-type]
 
     for alone, best_s, expected, steps in (
         (True, inf, [120, 80], (3.5, 3.0)),

@@ -10,10 +10,10 @@ import pytest
 from shardwright.pcg.collectives.builders.table import BUILDERS as BUILT
 from shardwright.pcg.collectives.builders.table import build
 from shardwright.verifier.collectives.families import Claim, around, pick
-from shardwright.verifier.collectives.ways import BUILDERS, WAYS, Way, moved, proven_kinds, refuted
+from shardwright.verifier.collectives.ways import BUILDERS, WAYS, ChunkPaths, moved, proven_kinds, refuted
 
 GRIDS = ((2,), (3,), (5,), (8,), (9,), (2, 2), (3, 4), (2, 1, 3), (2, 3, 2))
-TWINS: Mapping[str, tuple[Claim, Callable[[Way], Way]]] = {
+TWINS: Mapping[str, tuple[Claim, Callable[[ChunkPaths], ChunkPaths]]] = {
     "a step too few": ("done", lambda w: w._replace(runs=lambda n, t: w.runs(n, t + 1))),
     "a step too late": ("starts", lambda w: w._replace(at=lambda n, t, c, d: w.at(n, t + 1, c, d))),
     "to another rank": ("done", lambda w: w._replace(at=lambda n, t, c, d: w.at(n, t, c, around(n, d, 1)))),
