@@ -95,7 +95,8 @@ class Call:
     pairs: tuple[int, ...] = ()
 
     def to_text(self) -> str:
-        return json.dumps(asdict(self))
+        """Return it as JSON, without `pairs` if there are none: plan files of older versions have no such field."""
+        return json.dumps({key: value for key, value in asdict(self).items() if key != "pairs" or value})
 
     @staticmethod
     def of(node: Node) -> Call:

@@ -50,7 +50,8 @@ def on_host(optimizer: AnyOptimizer, *, timeout_s: float = 600.0) -> AnyOptimize
         timeout_s: seconds after which a copy that has not ended is an error, on a CPU.
 
     Raises:
-        ShardwrightError: the optimizer may look at several parameters at a time, or its states are there already.
+        ShardwrightError: the optimizer may look at several parameters at a time, is `differentiable`, or has its states
+            there already.
         MachineError: in a step, if the host has no memory left, or a copy takes too long.
     """
     steps = {inspect.unwrap(getattr(torch.optim, name).step) for name in BY_PARAMETER}
@@ -58,6 +59,11 @@ def on_host(optimizer: AnyOptimizer, *, timeout_s: float = 600.0) -> AnyOptimize
         raise ShardwrightError(
             f"on_host: {type(optimizer).__name__} may look at several parameters at a time; expected one of "
             f"{', '.join(BY_PARAMETER)} of torch.optim; leave its states on the device"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ShardwrightError(
+            f"on_host: {type(optimizer).__name__}(differentiable=True) has a gradient through its states, which copies "
+            "would cut; leave them on the device"
         )
     if hasattr(optimizer.step, "on_host"):
         raise ShardwrightError("on_host: the states of this optimizer are on the host already; call it once")
@@ -184,9 +190,9 @@ def _lots(optimizer: Optimizer) -> Iterator[Lot]:
 
 
 def _tensors(optimizer: Optimizer, p: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the states of a parameter that are worth a copy: tensors of several elements."""
+    """Yield the states of a parameter that are worth a copy: dense tensors of several elements."""
     for key, value in optimizer.state.get(p, {}).items():
-        if isinstance(value, Tensor) and value.numel() > 1:
+        if isinstance(value, Tensor) and value.layout is torch.strided and value.numel() > 1:
             yield key, value
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shardwright.lowering.private_kernels import fourier
+from shardwright.lowering.store.storage import as_complex
 
 _GRIDS = {"linear": ("linear", "bilinear", "trilinear"), "cubic": ("", "bicubic")}
 
@@ -79,9 +80,9 @@ def rfft(x: Tensor, dims: Sequence[int], norm: int) -> Tensor:
 
 def fft(x: Tensor, dims: Sequence[int], norm: int, forward: bool) -> Tensor:
     """Transform pairs along `dims`."""
-    return torch.view_as_real(fourier("c2c")(torch.view_as_complex(x.contiguous()), dims, norm, forward))
+    return torch.view_as_real(fourier("c2c")(as_complex(x.contiguous()), dims, norm, forward))
 
 
 def irfft(x: Tensor, dims: Sequence[int], norm: int, last: int) -> Tensor:
     """Transform pairs along `dims` to real numbers, of which the last dimension has `last`."""
-    return fourier("c2r")(torch.view_as_complex(x.contiguous()), dims, norm, last)
+    return fourier("c2r")(as_complex(x.contiguous()), dims, norm, last)

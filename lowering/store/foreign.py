@@ -24,6 +24,7 @@ from shardwright.lowering.ranks.agreement import gathered
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.store.deferred import is_unreal
 from shardwright.lowering.store.lent import lent
+from shardwright.lowering.store.storage import as_complex
 from shardwright.pcg.capture.foreign import Thing, part_of
 from shardwright.pcg.errors import ForeignError, PlanError
 from shardwright.pcg.foreign import Call, calls, unpacked
@@ -102,7 +103,7 @@ class ForeignCalls:
         call = self._calls[name, number]
         if any(isinstance(x, private.FakeTensor) for x in operands):
             return _DryCall.apply(call, *operands)
-        numbers = [_as_complex(x) if i in call.pairs else x for i, x in enumerate(operands)]
+        numbers = [as_complex(x) if i in call.pairs else x for i, x in enumerate(operands)]
         given, state = numbers[: call.num_inputs], numbers[call.num_inputs :]
         part = self.parts.by_name[name]
         args, kwargs = unpacked(call.inputs, given.__getitem__)
@@ -129,11 +130,6 @@ class ForeignCalls:
         if self._seen is not None:
             self._seen[name, number] = _summary(results)
         return results
-
-
-def _as_complex(pairs: Tensor) -> Tensor:
-    """Return pairs of real numbers as complex ones, in the same memory if they fill it."""
-    return torch.view_as_complex(pairs.contiguous())
 
 
 def _version(x: Tensor) -> int:

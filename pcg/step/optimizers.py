@@ -78,7 +78,7 @@ OPTIMIZERS: Mapping[Optimizer, Row] = {
 }
 AT_ONCE_BYTES = 1 << 26
 """The bytes of weights whose states are copied from the host together; two such lots are on the device at a time."""
-_ALIASES: Mapping[str, Optimizer] = {"adamw": "adam", "adamw8bit": "adam8bit"}
+_ALIASES: Mapping[str, Optimizer] = {"adamw": "adam", "adamw8bit": "adam8bit", "adamw@host": "adam@host"}
 
 
 def optimizer_named(name: object, owner: str, field: str) -> Optimizer:

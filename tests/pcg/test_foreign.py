@@ -47,6 +47,8 @@ def test_an_object_is_no_argument() -> None:
 
 def test_a_call_there_and_back() -> None:
     assert parsed(CALL.to_text()) == CALL
+    assert "pairs" not in json.loads(CALL.to_text())  # as older plan files have it
+    assert parsed((paired := replace(CALL, pairs=(0,))).to_text()) == paired
 
 
 @pytest.mark.parametrize(

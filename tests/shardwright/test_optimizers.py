@@ -19,7 +19,7 @@ from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.optimizers import AT_ONCE_BYTES, OPTIMIZERS, Optimizer
+from shardwright.pcg.step.optimizers import AT_ONCE_BYTES, OPTIMIZERS, Optimizer, optimizer_named
 from shardwright.reports.facts import PlanFacts, fits
 from shardwright.reports.rounding import precision
 from shardwright.search.plan import Plan
@@ -107,6 +107,10 @@ def test_a_plan_counts_the_states_of_the_optimizer_that_is_asked_for() -> None:
     assert plan.execution.assumed.optimizer == "adafactor"
     assert PlanFacts(plan).prediction.memory == plan.prediction.memory
     assert precision(PlanFacts(plan)).endswith("; optimizer states are those of adafactor")
+
+
+def test_the_host_has_names_for_adamw_too() -> None:
+    assert optimizer_named("AdamW@host", "", "optimizer") == "adam@host"
 
 
 def test_the_search_cuts_what_does_not_fit_with_this_optimizer() -> None:

@@ -190,6 +190,7 @@ REFUSED: dict[str, Callable[[Any], object]] = {
     "LBFGS may look at several": lambda p: sw.on_host(optim.LBFGS(p)),
     "Muon may look at several": lambda p: sw.on_host(optim.Muon(p[:2])),
     "Own may look at several": lambda p: sw.on_host(Own(p)),
+    r"AdamW\(differentiable=True\) has a gradient": lambda p: sw.on_host(optim.AdamW(p, differentiable=True)),
     "are on the host already": lambda p: sw.on_host(sw.on_host(optim.SGD(p))),
     "expected an optimizer of torch": sw.on_host,
     r"on_host\(timeout_s": lambda p: sw.on_host(optim.SGD(p), timeout_s="soon"),  # pyright: ignore[reportArgumentType]
