@@ -1,7 +1,7 @@
 """The band that the values of a mask show: differences of its last two indices, queries and keys.
 
 A buffer or a constant may be a mask, or what a mask is made of. Capture reads its values and writes on the leaf what
-they show (`SHOWS`). A graph has no values, so a program compares them with its leaf, and again when they have changed.
+they show (`SHOWS`). A graph has no values, so a program compares them with its leaf before every step.
 
     shows    where a value is true, or more than the least numbers
     hides    where a truth value is false

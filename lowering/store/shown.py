@@ -1,12 +1,15 @@
-"""Masks in buffers show no more than a plan was made for: compared before the first step, and when they have changed.
+"""Masks in buffers show no more than a plan was made for: compared before each step.
 
-A plan may leave out keys that the values of a mask hid as the model was captured (`pcg.shown`).
+A plan may leave out keys that the values of a mask hid as the model was captured (`pcg.shown`). Values may be written
+in ways that torch does not count, such as through `.data`, so no step goes without the comparison: of nearly all
+elements, one pass over them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +21,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.node import Node
 from shardwright.pcg.shown import FINITE, HIDES, LEAST, SHOWS
 
+TILE_ROWS = 256
+"""The number of queries whose keys outside of a band are compared at once."""
+
 
 class ShownMasks:
     """The leaves of a graph that say what their values show, with these."""
@@ -26,7 +32,6 @@ class ShownMasks:
         """Compare the constants, which do not change. Raises as `check` does."""
         read = [node for node in graph.nodes if node.is_leaf and SHOWS in dict(node.attrs)]
         self._buffers = [(n, held[str(n.attr("target"))]) for n in read if str(n.attr("target")) in held]
-        self._compared = dict[str, tuple[Tensor, int]]()
         for node in read:
             if (value := constants.get(str(node.attr("target")))) is not None:
                 _compare(node, value, value.shape)
@@ -34,10 +39,7 @@ class ShownMasks:
     def check(self) -> None:
         """Raise a `PlanError` if a mask shows a key that the plan leaves out."""
         for node, held in self._buffers:
-            before, version = self._compared.get(held.name, (None, 0))
-            if before is not held.inside or version != held.inside._version:
-                _compare(node, held.trimmed(held.inside.detach()), held.outside.shape, held.slices)
-                self._compared[held.name] = held.inside, held.inside._version
+            _compare(node, held.trimmed(held.inside.detach()), held.outside.shape, held.slices)
 
 
 def _compare(node: Node, values: Tensor, shape: torch.Size, slices: Slices = ()) -> None:
@@ -50,19 +52,44 @@ def _compare(node: Node, values: Tensor, shape: torch.Size, slices: Slices = ())
 
 def _beyond(node: Node, values: Tensor, shape: torch.Size, slices: Slices) -> Iterator[str]:
     """Yield what this rank's part of a mask of some shape shows, or hides, and should not."""
-    if isinstance(values, FakeTensor):  # a dry run has no values
+    if isinstance(values, FakeTensor) or not values.numel():  # a dry run has no values
         return
-    attrs, (rows, columns) = dict(node.attrs), shape[-2:]
-    places = [torch.arange(n, device=values.device, dtype=torch.int32) for n in (rows, columns)]
-    apart = part_of((places[1] - places[0].unsqueeze(-1)).expand(shape), slices)
-    visible = values if values.dtype == torch.bool else values > LEAST
-    for name, where, verb in ((SHOWS, visible, "shows"), (HIDES, ~visible, "hides")):
-        if name in attrs:
-            first, last = integers(attrs, name)
-            if (where & ((apart < first) | (apart > last))).any():
-                yield f"{verb} an element outside of the band {first} to {last}"
-    if attrs.get(FINITE):
-        if not visible[apart == 0].all():
+    attrs = dict(node.attrs)
+    rows, columns = (_places(shape, dim, slices) for dim in (len(shape) - 2, len(shape) - 1))
+    for name, verb in ((SHOWS, "shows"), (HIDES, "hides")):
+        if name not in attrs or (band := integers(attrs, name)) == (1 - shape[-2], shape[-1] - 1):
+            continue
+        visible, least, hidden = values, float("-inf"), LEAST
+        if values.dtype == torch.bool:
+            visible, least, hidden = (values if name == SHOWS else ~values).view(torch.uint8), 0, 0
+        most = _most_outside(visible, rows, columns, band, least)
+        if not most <= hidden:  # nor is NaN
+            yield f"{verb} an element outside of the band {band[0]} to {band[1]}"
+        elif FINITE not in attrs and most > least:
+            yield "hides by a number that is no -inf"
+    if FINITE in attrs:
+        at = np.searchsorted(columns, rows)
+        here = np.flatnonzero(columns[np.minimum(at, len(columns) - 1)] == rows)
+        if len(here) and not values[..., torch.from_numpy(here), torch.from_numpy(at[here])].amin() > LEAST:
             yield "hides a query from its own key by a number that is no -inf"
-    elif HIDES not in attrs and (~visible & (values != float("-inf"))).any():
-        yield "hides by a number that is no -inf"
+
+
+def _places(shape: torch.Size, dim: int, slices: Slices) -> np.ndarray:
+    """Return the indices along a dimension that this rank's part has."""
+    return part_of(torch.arange(shape[dim]), [(axis, 0, blocks) for axis, d, blocks in slices if d == dim]).numpy()
+
+
+def _most_outside(values: Tensor, rows: np.ndarray, columns: np.ndarray, band: tuple[int, ...], least: float) -> Tensor:
+    """Return the largest of the values [..., rows, columns] outside of the band; `least`, if there are none.
+
+    Of some rows at a time: keys that all of them have outside are read once, and places are compared for the others.
+    """
+    (first, last), most = band, [values.new_full((), least)]
+    for at in range(0, len(rows), TILE_ROWS):
+        tile, own = values[..., at : at + TILE_ROWS, :], rows[at : at + TILE_ROWS]
+        begin, end = np.searchsorted(columns, [own[0] + first, own[-1] + last + 1]).tolist()
+        apart = columns[begin:end] - own[:, None]
+        inside = torch.from_numpy((apart >= first) & (apart <= last)).to(values.device)
+        parts = tile[..., :begin], tile[..., begin:end].masked_fill(inside, least), tile[..., max(begin, end) :]
+        most += [part.amax() for part in parts if part.numel()]
+    return torch.stack(most).amax()

@@ -23,7 +23,7 @@ def with_shown(graph: Graph, model: nn.Module, constants: Mapping[str, Tensor]) 
         node = graph.by_name[name]
         given = {"buffer": buffers, "constant": constants}.get(node.op, {})
         value = given.get(str(node.attr("target")))
-        if value is not None and (attrs := _read(value)):
+        if value is not None and (attrs := read(value)):
             told[name] = attrs
     nodes = (
         replace(n, attrs=make_attrs(**dict(n.attrs), **told[n.name])) if n.name in told else n for n in graph.nodes
@@ -45,7 +45,7 @@ def _leaves_of_masks(graph: Graph) -> Iterator[str]:
                 yield name
 
 
-def _read(value: Tensor) -> Mapping[str, tuple[int, ...] | bool]:
+def read(value: Tensor) -> Mapping[str, tuple[int, ...] | bool]:
     """Return what the values of a leaf show; nothing, if it is no mask, or has no values here."""
     plain = type(value) in (Tensor, nn.Parameter, nn.Buffer) and not value.is_meta and value.layout == torch.strided
     if not plain or value.ndim < 2 or not value.numel():
