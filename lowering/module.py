@@ -248,10 +248,7 @@ class ParallelModule(Fixed):
     # ---- state ----
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the state by the model's own names.
-
-        `torch.distributed.checkpoint` saves it, and loads it under any other plan.
-        """
+        """Return the state by the model's own names; `torch.distributed.checkpoint` loads it under any other plan."""
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(

@@ -56,7 +56,7 @@ def phase_of_run(phase: Phase) -> Generator[None]:
 
 
 class Answer(NamedTuple):
-    """What a rank answers: where it is in words, and the instructions of Python that its threads are at."""
+    """A rank's answer: where it is in words, and the instructions of Python that its threads are at."""
 
     words: str
     instructions: list[int]

@@ -28,6 +28,7 @@ A step:
     batch, inputs  this rank's part of the batch, and checks that the ranks pass the same
     spec           the description of an entry
     runner         one program with everything that works around it
+    handover       a loss whose gradients have been computed already
     pipeline       the actions of a pipeline stage; `shared`: parameters that several stages have
     entry          all programs of this rank for one shape of batch and one mode
     entries        the choice of the entry for a batch

@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from shardwright.lowering import private
-from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.random.drawing import Drawing, Stream
 from shardwright.lowering.random.exact import num_draws
 from shardwright.lowering.ranks.agreement import share_values
@@ -26,6 +23,7 @@ from shardwright.lowering.ranks.picked import Work
 from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.runtime.batch import BatchCheck
 from shardwright.lowering.runtime.collectives import reduce, start_total
+from shardwright.lowering.runtime.handover import hand_over
 from shardwright.lowering.runtime.inputs import Inputs
 from shardwright.lowering.runtime.pipeline import Outcome, Pipeline, Scale
 from shardwright.lowering.runtime.precision import check_device, check_products, set_products
@@ -272,32 +270,3 @@ def _as_it_is(loss: Tensor) -> Tensor:
 
 def _nothing(summand: Tensor, loss: Tensor) -> None:
     """Run no backward."""
-
-
-# ---- a step of several microbatches ----
-
-
-class _HandOver(Function):
-    """The backward of a loss whose gradients have already been computed."""
-
-    @staticmethod
-    def forward(ctx: AutogradContext, anchor: Tensor, loss: Tensor, finished: Sequence[Finished]) -> Tensor:
-        ctx.finished = list(finished)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if ctx.finished is None:
-            raise ShardwrightError("the gradients of this loss have been handed over already; run the step again")
-        finished, ctx.finished = ctx.finished, None
-        if finished:
-            private.scale_([part for _, part, _ in finished], gradient)
-        for held, part, wrapped in finished:
-            held.accept_gradient(part, wrapped)
-        return None, None, None
-
-
-def hand_over(loss: Tensor, finished: Sequence[Finished]) -> Tensor:
-    """Return the loss with a `backward()` that scales these gradients and gives them to their parameters."""
-    anchor = torch.empty(0, device=loss.device, requires_grad=True)
-    return _HandOver.apply(anchor, loss, finished)

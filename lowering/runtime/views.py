@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class View(NamedTuple):
-    """How a tensor lies in its memory. `offset` and `stride` count elements of its own dtype."""
+    """The place of a tensor in its memory. `offset` and `stride` count elements of its own dtype."""
 
     dtype: torch.dtype
     size: torch.Size

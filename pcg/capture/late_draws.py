@@ -1,4 +1,4 @@
-"""Where a forward draws from Python's or NumPy's generator by a function that was imported by its name.
+"""Draws of a forward from Python's or NumPy's generator, by a function that was imported by its name.
 
 Of `from random import random`, capture sees no call: the generator's state shows the draw after forward. So the model
 is run once more, and states are compared around each module.

@@ -77,6 +77,7 @@ def _all_of_them(folder: Path) -> tuple[list[str], set[str]]:
         "Muon": {"params": [parallel.get_parameter("inner.weight")], "parallel": parallel},
         "StopSignals": {},
         "WeightFiles": {"path": "weights"},
+        "on_host": {"optimizer": torch.optim.SGD(parallel.parameters(), momentum=0.9)},
     }
     odd = [line for name, words in good.items() for line in _odd_arguments(getattr(sw, name), words)]
     return odd, set(good)

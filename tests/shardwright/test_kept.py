@@ -90,7 +90,7 @@ def test_what_is_kept_is_checked_again(monkeypatch: pytest.MonkeyPatch, tmp_path
     plan = sw.plan(model_of(norm=False), sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="zero")
     other = sw.plan(model_of(norm=False), sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="data")
     assert kept.find("k", plan) is None
-    kept.keep("k", kept.Kept(plan, plan.graph.erased()), other)
+    kept.keep("k", kept.StoredPlan(plan, plan.graph.erased()), other)
     found = kept.find("k", plan)
     assert found is not None
     assert found.plan.graph == plan.graph
