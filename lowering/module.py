@@ -149,7 +149,7 @@ class ParallelModule(Fixed):
         refuse_own_hooks(self)
         return self._for(batch).forward_backward(batch, self.scaler)
 
-    def evaluate(self, *, metrics: Any = None, gather: bool = False, **batch: Any) -> Any:  # noqa: ANN401 - `**batch` may be typed; results
+    def evaluate(self, *, metrics: Any = None, gather: Any = False, **batch: Any) -> Any:  # noqa: ANN401 - `**batch` may be typed; results
         """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
 
         A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank, in all stages.

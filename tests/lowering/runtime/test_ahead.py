@@ -31,6 +31,9 @@ class Late:
 
         return wait
 
+    def finish(self) -> None:
+        self.events.append("finish")
+
 
 def numbered(many: int) -> Iterator[dict[str, Any]]:
     for n in range(many):

@@ -42,14 +42,14 @@ class Outer(nn.Module):
 
 @pytest.mark.parametrize("generator", ["Python's random", "NumPy's random"])
 def test_the_modules_that_draw_are_foreign(generator: str) -> None:
-    states = random.getstate(), np.random.get_state()[1].tolist()
+    states = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
     model = Outer(nn.Linear(4, 4), Skipped(generator), nn.Sequential(nn.Tanh(), Skipped(generator)))
     reasons = {call.name: call.why for call in calls(capture(model, BATCH, find=True).graph)}
     assert list(reasons) == ["parts.1", "parts.2.1"]
     assert all(
         why.endswith(f": forward draws from {generator}") and "test_late_draws.py:" in why for why in reasons.values()
     )
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+    assert (random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()) == states
 
 
 def test_a_draw_beside_them_is_refused() -> None:
