@@ -15,14 +15,18 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
+from lightning.pytorch.utilities.model_summary import model_summary
+from lightning.pytorch.utilities.model_summary.model_summary import LayerSummary
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from shardwright.integrations.states import Kept, load_state, save_state
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import default_device
 from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store.moments import check_parameters
+from shardwright.lowering.store.parts import Part
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.ranks import from_rank_0
 
@@ -176,6 +180,16 @@ class _Mode(_ModuleMode):
         self._parallel.train(self._training)
         for name, training in self.mode.items():
             module.get_submodule(name).training = training
+
+
+class _Layer(LayerSummary):
+    """A layer in Lightning's summary. Parts of a compiled model are never called: sizes around them are not known."""
+
+    def _register_hook(self) -> RemovableHandle | None:
+        return None if isinstance(self._module, Part) else super()._register_hook()
+
+
+model_summary.LayerSummary = _Layer
 
 
 def _refuse(what: str, remedy: str) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -58,9 +58,9 @@ class Lit(pl.LightningModule):
 
 def fitted(model: nn.Module, folder: Path, epochs: int, resume: Path | None = None, **options: Any) -> Any:
     keeping = ModelCheckpoint(folder, filename="{epoch}", monitor="val", save_top_k=2)
-    trainer = pl.Trainer(max_epochs=epochs, callbacks=[keeping], logger=False, accumulate_grad_batches=2,
-                         gradient_clip_val=0.5, enable_progress_bar=False, num_sanity_val_steps=0,
-                         **options)  # fmt: skip
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=[keeping, ModelSummary(-1)], logger=False,
+                         accumulate_grad_batches=2, gradient_clip_val=0.5, enable_progress_bar=False,
+                         num_sanity_val_steps=0, **options)  # fmt: skip
     torch.manual_seed(3)
     data, held_out = cast("list[Dataset[Any]]", [examples(16), examples(6)])
     train = DataLoader(data, batch_size=ROWS, collate_fn=collated)
